@@ -53,9 +53,9 @@ class Agent(Section):
     files: list[str] = []
     """Files and folders of the recipe folder that the agent needs besides those its `command` names. Only these and
     those are copied: graders and task files stay out of the agent's sight."""
-    harness: Literal["mini-swe-agent", "openhands", "opencode", "codex", "claude-code"] | None = None
-    """A known agent program instead of `command`."""
-    backend: Literal["local", "docker", "kubernetes", "external"] = "local"
+    backend: Literal["local", "external"] = "local"
+    """`local` runs `command` as a process of this machine; `external` takes rollouts that somebody else launches and
+    reports through the control API."""
     env: dict[str, str] = {}
     """Environment variables; `{task.field}` is filled in from the task's public part."""
     limits: Limits = Limits()
@@ -154,19 +154,14 @@ class Evaluation(Section):
 
 
 class EngineSettings(Section):
-    kind: Literal["embedded", "vllm", "api"] = "embedded"
-    url: str | None = None
-    """A running server to use instead of starting one (vllm, api)."""
-    model: str | None = None
-    """The model's name at that server; default: the only one it has."""
-    key_env: str | None = None
-    """Environment variable that holds the server's API key."""
+    kind: Literal["embedded"] = "embedded"
+    """`embedded`: the model worker's own engine."""
     context_length: Positive | None = None
     """Tokens of prompt and response together; default: what the model has, at most 4096 on the CPU."""
     max_running: Positive = 32
     """Requests that are sampled at once."""
     kv_tokens: Positive = 32768
-    """Tokens that the KV cache holds (embedded)."""
+    """Tokens that the KV cache holds."""
     threads: Positive | None = None
     """CPU threads of the model worker; default: all cores."""
 
@@ -224,8 +219,8 @@ class Recipe(Section):
         algorithm, agent = self.algorithm, self.agent
         problems = []
         if agent.backend != "external":
-            if bool(agent.command) == bool(agent.harness):
-                problems.append("agent: give either `command` or `harness` (only `backend: external` needs neither)")
+            if not agent.command:
+                problems.append("agent.command: missing; give the agent program, such as [python, agent.py]")
             if self.reward is None:
                 problems.append("reward: missing; add `reward: {grade: grade.py:grade}`")
         if algorithm.name != "reinforce" and algorithm.group_size < 2:
@@ -241,8 +236,6 @@ class Recipe(Section):
             )
         if algorithm.normalize == "sample" and algorithm.name == "dr_grpo":
             problems.append("algorithm.normalize: dr_grpo divides by a constant; leave it out or use rollout_constant")
-        if self.engine.kind == "api" and not self.engine.url:
-            problems.append("engine.url: missing; `kind: api` needs the server's URL")
         if problems:
             raise ValueError("; ".join(problems))
         return self

@@ -1,0 +1,1 @@
+"""From graded rollouts to a weight update."""

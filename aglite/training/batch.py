@@ -1,0 +1,171 @@
+"""Graded rollouts in, one training batch out: samples, advantages, weights, micro-batch plan and what to report."""
+
+from __future__ import annotations
+
+import statistics
+from array import array
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from aglite.config import Recipe
+from aglite.training.advantage import advantages, token_weights
+from aglite.training.samples import Sample, build_samples, loss_bearing
+from aglite.training.schedule import plan_micro_batches, split_mini_batches
+
+
+@dataclass(slots=True)
+class GradedRollout:
+    """One rollout of a complete group. `reward` None: lost to infrastructure, so it has no place in the baseline."""
+
+    rollout_id: str
+    task_id: str
+    reward: float | None
+
+
+@dataclass(slots=True)
+class TrainedRollout:
+    """A rollout with its samples and, once known, its advantage and the weight of each sample's trained tokens."""
+
+    rollout_id: str
+    reward: float
+    advantage: float
+    samples: list[Sample]
+    weights: list[float] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class Batch:
+    """What a step trains. `message` is what the model worker gets, or None when no row carries a gradient."""
+
+    message: dict[str, Any] | None
+    rollouts: list[TrainedRollout]
+    fates: dict[str, str]
+    metrics: dict[str, Any]
+
+
+def build_batch(
+    groups: Sequence[Sequence[GradedRollout]],
+    calls_of: Callable[[str], Sequence[Any]],
+    recipe: Recipe,
+    *,
+    version: int,
+    baseline: float | None,
+    lr: float,
+) -> Batch:
+    """Turn complete groups into the batch of one step.
+
+    `calls_of(rollout_id)` gives the recorded calls of a rollout's last attempt; `version` is the policy version in
+    force; `baseline` is the running mean that `reinforce` subtracts. Rollouts without trained tokens, and those whose
+    oldest trained token is more than `max_staleness` versions old, keep their place in the baseline only.
+    """
+    algorithm = recipe.algorithm
+    rollouts: list[TrainedRollout] = []
+    fates: dict[str, str] = {}
+    staleness: list[int] = []
+    zero_groups = 0
+    calls_made = calls_trained = 0
+    graded = [[member for member in group if member.reward is not None] for group in groups]
+    per_group = advantages(algorithm.name, [[_reward(member) for member in group] for group in graded], baseline)
+    for group, group_advantages in zip(graded, per_group, strict=True):
+        zero_groups += all(value == 0 for value in group_advantages)
+        for member, advantage in zip(group, group_advantages, strict=True):
+            recorded = calls_of(member.rollout_id)
+            calls = loss_bearing(recorded)
+            calls_made, calls_trained = calls_made + len(recorded), calls_trained + len(calls)
+            samples = build_samples(calls)
+            ages = [version - v for s in samples for v, kept in zip(s.versions, s.loss_mask, strict=True) if kept]
+            if not ages:
+                fates[member.rollout_id] = "baseline_only"
+            elif max(ages) > algorithm.max_staleness:
+                fates[member.rollout_id] = "stale"
+            else:
+                fates[member.rollout_id] = "trained"
+                staleness += ages
+                rollouts.append(TrainedRollout(member.rollout_id, _reward(member), advantage, samples))
+    mini_batches = split_mini_batches(list(range(len(rollouts))), algorithm.updates_per_step) if rollouts else []
+    rows: list[dict[str, Any]] = []
+    plan: list[list[list[int]]] = []
+    skipped = 0
+    for members in mini_batches:
+        first = len(rows)
+        skipped += _weigh([rollouts[i] for i in members], members, rows, recipe)
+        lengths = [len(row["ids"]) // 4 for row in rows[first:]]
+        names = [row["name"] for row in rows[first:]]
+        micro = plan_micro_batches(lengths, recipe.trainer.tokens_per_micro_batch, names=names) if lengths else []
+        plan.append([[first + i for i in batch] for batch in micro])
+    plan = [mini for mini in plan if mini]
+    for row in rows:
+        del row["name"]
+    message = None
+    if rows:
+        message = {
+            "rows": rows,
+            "plan": plan,
+            "temperature": recipe.sampling.train.temperature,
+            "lr": lr,
+            "clip_low": algorithm.clip_low,
+            "clip_high": algorithm.clip_high,
+            "correction": algorithm.correction,
+            "correction_cap": algorithm.correction_cap,
+            "kl": algorithm.kl,
+        }
+    rewards = [_reward(member) for group in graded for member in group]
+    samples = [sample for rollout in rollouts for sample in rollout.samples]
+    trained_tokens = sum(sum(sample.loss_mask) for sample in samples)
+    encoded = sum(len(sample.input_ids) for sample in samples)
+    metrics: dict[str, Any] = {
+        "reward_mean": statistics.fmean(rewards) if rewards else 0.0,
+        "reward_std": statistics.stdev(rewards) if len(rewards) > 1 else 0.0,
+        "groups": len(groups),
+        "zero_advantage_groups": zero_groups,
+        "rollouts": len(rewards),
+        "rollouts_trained": len(rollouts),
+        "rollouts_stale": sum(fate == "stale" for fate in fates.values()),
+        "rollouts_without_tokens": sum(fate == "baseline_only" for fate in fates.values()),
+        "rollouts_lost": sum(member.reward is None for group in groups for member in group),
+        "samples": len(samples),
+        "samples_per_rollout": len(samples) / len(rollouts) if rollouts else 0.0,
+        "samples_zero_advantage": skipped,
+        "calls": calls_made,
+        "calls_without_loss": calls_made - calls_trained,
+        "trained_tokens": trained_tokens,
+        "encoded_tokens": encoded,
+        "staleness_mean": statistics.fmean(staleness) if staleness else 0.0,
+        "staleness_p95": sorted(staleness)[int(0.95 * (len(staleness) - 1))] if staleness else 0,
+    }
+    return Batch(message, rollouts, fates, metrics)
+
+
+def _reward(member: GradedRollout) -> float:
+    assert member.reward is not None
+    return member.reward
+
+
+def _weigh(rollouts: list[TrainedRollout], numbers: list[int], rows: list[dict[str, Any]], recipe: Recipe) -> int:
+    """Weigh one mini-batch and append the rows that carry a gradient; returns how many carry none.
+
+    A row whose advantage is 0 adds exactly 0 to the policy loss and its gradient, so it is counted in every
+    denominator but not computed, unless a KL term gives it a gradient of its own.
+    """
+    counts = [[sum(sample.loss_mask) for sample in rollout.samples] for rollout in rollouts]
+    weights = token_weights(recipe.normalize, counts, constant=recipe.agent.limits.sampled_tokens)
+    skipped = 0
+    for number, rollout, per_sample in zip(numbers, rollouts, weights, strict=True):
+        rollout.weights = per_sample
+        for index, (sample, weight) in enumerate(zip(rollout.samples, per_sample, strict=True)):
+            if rollout.advantage == 0 and recipe.algorithm.kl == 0:
+                skipped += 1
+                continue
+            rows.append(
+                {
+                    "name": f"sample {index} of rollout {rollout.rollout_id}",
+                    "ids": array("i", sample.input_ids).tobytes(),
+                    "mask": bytes(sample.loss_mask),
+                    "logprobs": array("f", sample.logprobs).tobytes(),
+                    "advantage": rollout.advantage,
+                    "weight": weight,
+                    "rollout": number,
+                }
+            )
+    return skipped
