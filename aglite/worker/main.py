@@ -1,0 +1,223 @@
+"""The worker's compute loop: engine steps while there is something to sample, calls between two steps."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import faulthandler
+import os
+import queue
+import traceback
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from aglite.engine.base import SamplingParams
+from aglite.errors import AgliteError, EngineError
+from aglite.worker.io import Connection, pack_floats, pack_ids, unpack_ids
+
+if TYPE_CHECKING:
+    from aglite.engine.base import Chunk
+    from aglite.engine.embedded.engine import EmbeddedEngine
+    from aglite.worker.trainer import Trainer
+
+
+class Worker:
+    """Serves one supervisor over one connection. All torch work happens on the thread that calls `run`."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+        self._inbox = connection.inbox
+        self._engine: EmbeddedEngine | None = None
+        self._trainer: Trainer | None = None
+        self._model_dir = Path()
+        self._paused = False
+
+    def run(self) -> None:
+        """Serve until the socket closes (the connection then ends the process). An exception out of an engine step
+        ends the worker with its traceback in the log: the state of the batch is unknown after it."""
+        self._connection.start()
+        self._connection.send({"op": "ready", "info": {"kind": "embedded", "pid": os.getpid()}})
+        while True:
+            engine = self._engine
+            if engine is None or self._paused or not engine.has_work:
+                self._handle(self._inbox.get())
+            self._drain_inbox()
+            engine = self._engine
+            if engine is not None and not self._paused and engine.has_work:
+                chunks = engine.step()
+                if chunks:
+                    self._send_chunks(chunks)
+
+    def _drain_inbox(self) -> None:
+        while True:
+            try:
+                frame = self._inbox.get_nowait()
+            except queue.Empty:
+                return
+            self._handle(frame)
+
+    def _send_chunks(self, chunks: list[tuple[int, Chunk]]) -> None:
+        items = [
+            [request_id, pack_ids(chunk.token_ids), pack_floats(chunk.logprobs), chunk.version, chunk.finish_reason]
+            for request_id, chunk in chunks
+        ]
+        self._connection.send({"op": "tokens", "items": items})
+
+    def _handle(self, frame: dict[str, Any]) -> None:
+        op = frame["op"]
+        if op == "generate":
+            self._generate(frame)
+        elif op == "cancel":
+            if self._engine is not None:
+                self._engine.cancel(frame["id"])
+        elif op == "call":
+            self._call(frame)
+        else:
+            raise EngineError(f"unknown frame {op!r} from the supervisor", "use the same aglite on both sides")
+
+    def _generate(self, frame: dict[str, Any]) -> None:
+        try:
+            params = dict(frame["params"])
+            params["stop_token_ids"] = tuple(params.get("stop_token_ids") or ())
+            self._ready_engine().submit(frame["id"], unpack_ids(frame["prompt"]), SamplingParams(**params))
+        except AgliteError as error:
+            self._connection.send({"op": "failed", "id": frame["id"], "error": error.message, "mend": error.mend})
+
+    def _call(self, frame: dict[str, Any]) -> None:
+        method = _METHODS.get(frame["method"])
+        try:
+            if method is None:
+                raise EngineError(f"the worker has no method {frame['method']!r}", f"it has {', '.join(_METHODS)}")
+            value = method(self, **frame["args"])
+        except Exception as error:  # whatever it was, the caller must hear of it; the traceback goes to the log too
+            trace = traceback.format_exc()
+            known = isinstance(error, AgliteError)
+            if not known:
+                print(trace, flush=True)
+            self._connection.send(
+                {
+                    "op": "error",
+                    "id": frame["id"],
+                    "type": type(error).__name__,
+                    "message": error.message if known else f"{type(error).__name__}: {error}",
+                    "mend": error.mend if known else "see the traceback in the worker's log",
+                    "traceback": trace,
+                }
+            )
+        else:
+            self._connection.send({"op": "result", "id": frame["id"], "value": value})
+
+    def _event(self, kind: str, **data: Any) -> None:
+        self._connection.send({"op": "event", "kind": kind, "data": data})
+
+    def _ready_engine(self) -> EmbeddedEngine:
+        if self._engine is None:
+            raise EngineError("the worker has no model yet", "call init first")
+        return self._engine
+
+    def _ready_trainer(self) -> Trainer:
+        if self._trainer is None:
+            raise EngineError("this worker only samples", "start it with a trainer")
+        return self._trainer
+
+    # calls
+
+    def init(self, model: str, engine: dict[str, Any], trainer: dict[str, Any] | None = None, seed: int = 0) -> dict:
+        """Load the folder `model`. `engine`: context_length, max_running, kv_tokens, threads; `trainer`: see Trainer."""
+        if self._engine is not None:
+            raise EngineError("the worker holds a model already", "start a new worker")
+        self._model_dir = Path(model)
+        if not (self._model_dir / "config.json").is_file():
+            raise EngineError(f"no model in {model}: config.json is missing", "give a Hugging Face model folder")
+        self._event("loading", stage="torch")
+        import torch
+
+        threads = engine.get("threads") or len(os.sched_getaffinity(0))
+        torch.set_num_threads(threads)
+        torch.manual_seed(seed)
+        state = None
+        if trainer is not None:
+            self._event("loading", stage="verl")
+            from aglite.worker.trainer import Trainer
+
+            self._event("loading", stage="trainer")
+            self._trainer = Trainer(self._model_dir, seed=seed, progress=self._event, **trainer)
+            state = dict(self._trainer.weights())
+        self._event("loading", stage="engine")
+        from aglite.engine.embedded.engine import EmbeddedEngine
+
+        self._engine = EmbeddedEngine(
+            self._model_dir,
+            context_length=engine["context_length"],
+            max_running=engine["max_running"],
+            kv_tokens=engine["kv_tokens"],
+            threads=threads,
+            state=state,
+        )
+        self._event("loading", stage="done")
+        return dataclasses.asdict(self._engine.info)
+
+    def preempt(self) -> None:
+        self._ready_engine().preempt()
+        self._paused = True
+
+    def resume(self, version: int) -> None:
+        self._ready_engine().resume(version)
+        self._paused = False
+
+    def stats(self) -> dict:
+        return dataclasses.asdict(self._ready_engine().stats())
+
+    def logprobs(self, rows: list[bytes], temperature: float, source: str = "engine") -> list[bytes]:
+        """Log-probability of every token but the first of each row, by the engine or by the trainer."""
+        ids = [unpack_ids(row) for row in rows]
+        holder = self._ready_trainer() if source == "trainer" else self._ready_engine()
+        return [pack_floats(values) for values in holder.logprobs(ids, temperature)]
+
+    def train(self, batch: dict[str, Any]) -> dict:
+        """One training step; generations in flight are pre-empted and wait for `resume`."""
+        trainer = self._ready_trainer()
+        self.preempt()
+        result = trainer.train(batch)
+        if result["applied"]:
+            self._ready_engine().load_weights(trainer.weights())
+        return result
+
+    def save(self, path: str, meta: dict[str, Any]) -> None:
+        """Write a checkpoint folder whole, or leave nothing of it."""
+        self._ready_trainer().save(Path(path), meta)
+
+    def load(self, path: str) -> dict:
+        """Go back to a checkpoint; returns its meta."""
+        trainer = self._ready_trainer()
+        self.preempt()
+        meta = trainer.load(Path(path))
+        self._ready_engine().load_weights(trainer.weights())
+        return meta
+
+    def export(self, path: str) -> None:
+        """Write the weights alone as a Hugging Face folder."""
+        self._ready_trainer().export(Path(path))
+
+
+_METHODS = {
+    method.__name__: method
+    for method in (
+        Worker.init,
+        Worker.preempt,
+        Worker.resume,
+        Worker.stats,
+        Worker.logprobs,
+        Worker.train,
+        Worker.save,
+        Worker.load,
+        Worker.export,
+    )
+}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m aglite.worker", description="model worker of aglite")
+    parser.add_argument("--socket", required=True, help="Unix socket that the supervisor listens on")
+    faulthandler.enable()
+    Worker(Connection(parser.parse_args().socket)).run()
