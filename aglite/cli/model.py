@@ -1,0 +1,133 @@
+"""Commands about models and single rollouts: run, eval, serve, doctor, model fetch."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from aglite.cli.options import AsJson, Overrides
+
+TRY = "Try and use"
+Recipe = Annotated[Path, typer.Argument(metavar="RECIPE", help="A recipe's folder or file.")]
+
+
+def add(app: typer.Typer) -> None:
+    app.command("run", rich_help_panel=TRY)(run)
+    app.command("eval", rich_help_panel=TRY)(evaluate)
+    app.command("serve", rich_help_panel=TRY)(serve)
+    app.command("doctor", rich_help_panel=TRY)(doctor)
+    models = typer.Typer(no_args_is_help=True)
+    models.callback()(_models)
+    models.command("fetch")(fetch)
+    app.add_typer(models, name="model", rich_help_panel=TRY)
+
+
+def _models() -> None:
+    """Models on this machine."""
+
+
+def run(
+    recipe: Recipe,
+    task: Annotated[
+        str, typer.Option("--task", metavar="ID", help="The task's id, from the training or validation tasks.")
+    ],
+    overrides: Overrides = None,
+) -> None:
+    """Run the agent on one task, verbosely, without training."""
+    from aglite.cli.start import say
+    from aglite.config import load_recipe
+    from aglite.try_one import try_one
+
+    raise typer.Exit(try_one(load_recipe(recipe, overrides or []), task, say))
+
+
+def evaluate(
+    recipe: Recipe,
+    checkpoint: Annotated[
+        str | None,
+        typer.Option("--checkpoint", metavar="PATH", help="A checkpoint's folder; by default the recipe's model."),
+    ] = None,
+    split: Annotated[str, typer.Option("--split", help="Which tasks: train or val.")] = "val",
+    n: Annotated[
+        int, typer.Option("--n", min=1, metavar="K", help="Rollouts per task; from 2 on, pass@K is given too.")
+    ] = 1,
+    overrides: Overrides = None,
+    as_json: AsJson = False,
+) -> None:
+    """Measure a model on a recipe's tasks."""
+    if split not in ("train", "val"):
+        raise typer.BadParameter(f"{split!r}; train or val", param_hint="--split")
+    from aglite.config import load_recipe
+    from aglite.evaluate import evaluate
+
+    result = evaluate(
+        load_recipe(recipe, overrides or []),
+        checkpoint=checkpoint,
+        split=split,
+        n=n,
+        on_line=lambda line: typer.echo(line, err=True),
+    )
+    if as_json:
+        typer.echo(json.dumps(result))
+    else:
+        _print_result(result)
+
+
+def _print_result(result: dict[str, Any]) -> None:
+    for key, value in result.items():
+        text = (
+            f"{value:.3f}"
+            if isinstance(value, float)
+            else json.dumps(value)
+            if isinstance(value, (dict, list))
+            else value
+        )
+        typer.echo(f"{key:<16} {text}")
+
+
+def serve(
+    model: Annotated[str, typer.Argument(metavar="MODEL_OR_CHECKPOINT", help="A built-in name, a folder or a hub id.")],
+    engine_url: Annotated[
+        str | None, typer.Option("--engine-url", metavar="URL", help="Use a running vLLM server as the engine.")
+    ] = None,
+    port: Annotated[int, typer.Option("--port", min=0, max=65535, help="Port to listen on; 0 takes a free one.")] = 0,
+    directory: Annotated[
+        Path | None, typer.Option("--dir", metavar="RUN_DIR", help="Where traffic is recorded.", show_default=False)
+    ] = None,
+) -> None:
+    """Serve a model to any agent, recording what it does."""
+    from aglite.cli.start import say
+    from aglite.paths import RunDir
+    from aglite.serve import serve
+
+    run_dir = RunDir(directory) if directory is not None else None
+    raise typer.Exit(serve(model, engine_url=engine_url, port=port, run_dir=run_dir, on_line=say))
+
+
+def doctor(as_json: AsJson = False) -> None:
+    """Check this machine, and say what to mend."""
+    from aglite.doctor import checks
+
+    found = checks()
+    if as_json:
+        fields = ("name", "status", "detail", "mend")
+        typer.echo(json.dumps([{field: getattr(check, field) for field in fields} for check in found]))
+    else:
+        marks = {"ok": "✓", "warning": "!", "error": "✗"}
+        width = max((len(check.name) for check in found), default=0)
+        for check in found:
+            typer.echo(f"{marks[check.status]} {check.name:<{width}}  {check.detail}")
+            if check.mend and check.status != "ok":
+                typer.echo(f"  {'':<{width}}  -> {check.mend}")
+    if any(check.status == "error" for check in found):
+        raise typer.Exit(1)
+
+
+def fetch(name: Annotated[str, typer.Argument(metavar="NAME", help="A built-in name, a folder or a hub id.")]) -> None:
+    """Fetch a model into the cache, ready to use."""
+    from aglite.models import fetch_model
+
+    typer.echo(fetch_model(name, lambda line: typer.echo(line, err=True)))

@@ -1,0 +1,137 @@
+"""Starting a supervisor in the background, and watching one."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import IO
+
+from aglite import headless
+from aglite.client import ControlClient, ControlError
+from aglite.errors import AgliteError, RecipeError
+from aglite.paths import RunDir
+
+POLL_S = 0.1
+
+
+def in_terminal() -> bool:
+    return sys.stdin.isatty() and sys.stdout.isatty()
+
+
+def say(line: str) -> None:
+    print(line, flush=True)
+
+
+def only_recipe() -> Path:
+    """The recipe meant by `aglite up` alone: the folder we are in, or the only one under ./recipes."""
+    if Path("recipe.yaml").is_file():
+        return Path()
+    found = sorted(path.parent for path in Path("recipes").glob("*/recipe.yaml"))
+    if len(found) == 1:
+        return found[0]
+    if found:
+        raise RecipeError("which recipe?", "one of: " + ", ".join(f"aglite up {path}" for path in found))
+    raise RecipeError("no recipe given, and none here", "name one: aglite up RECIPE, such as recipes/instruct")
+
+
+def in_background(run: RunDir, arguments: list[str], *, fresh: bool) -> int:
+    """Start `aglite up --headless ARGUMENTS` in a session of its own and return its pid once it answers.
+
+    Its output goes to logs/supervisor.log and is shown here until then. Raises AgliteError if one runs already or the
+    new one ends early; Ctrl-C ends the new one again.
+    """
+    running = ControlClient(run).pid
+    if running is not None:
+        raise AgliteError(
+            f"a supervisor (process {running}) already runs in {run.path}",
+            f"look at it with `aglite attach --dir {run.path}`, or end it first with `aglite down --dir {run.path}`",
+        )
+    # --fresh renames the run directory, logs and all: then the log waits beside it until the new one is there
+    log = run.path.parent / f".{run.path.name}.{os.getpid()}.log" if fresh else run.logs / "supervisor.log"
+    try:
+        log.parent.mkdir(parents=True, exist_ok=True)
+        output = open(log, "ab")  # noqa: SIM115 (closed by the with below)
+    except OSError as error:
+        raise AgliteError(f"cannot write in {run.path}: {error.strerror}", "choose another place with --dir") from None
+    with output, open(log, "rb") as shown:
+        shown.seek(0, os.SEEK_END)
+        child = subprocess.Popen(
+            [sys.executable, "-m", "aglite", "up", "--headless", *arguments],
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+        try:
+            _wait_until_it_answers(child, run, shown)
+        except KeyboardInterrupt:
+            say("stopping what was started")
+            child.terminate()
+            child.wait()
+            raise
+        finally:
+            if fresh:
+                _put_log(log, run)
+    return child.pid
+
+
+def _wait_until_it_answers(child: subprocess.Popen[bytes], run: RunDir, shown: IO[bytes]) -> None:
+    client = ControlClient(run)
+    while True:
+        ended = child.poll()
+        lines = shown.read().decode(errors="replace")
+        if ended is None:
+            sys.stdout.write(lines)
+            sys.stdout.flush()
+        if ended is not None:
+            _show_end(ended, lines)
+        if client.pid == child.pid:
+            try:
+                client.status()
+                return
+            except ControlError:
+                pass  # its file is there, its listener is not yet: ask again
+        time.sleep(POLL_S)
+
+
+def _show_end(code: int, lines: str) -> None:
+    """Pass on what a supervisor said that ended while it was starting; a run that was already complete ends with 0."""
+    (sys.stdout if code == 0 else sys.stderr).write(lines)
+    sys.stdout.flush()
+    sys.exit(code if code >= 0 else 1)
+
+
+def _put_log(log: Path, run: RunDir) -> None:
+    """Move the log of a `--fresh` start to its place; the child goes on writing into the same file."""
+    if run.logs.is_dir():
+        log.rename(run.logs / "supervisor.log")
+    else:
+        log.unlink()
+
+
+def watch(run: RunDir) -> int:
+    """The terminal UI; when the person asks for it there, the run is stopped and waited for."""
+    from aglite.tui.app import AgliteApp
+
+    wish = AgliteApp(run).run()
+    if wish == "stop":
+        from aglite.cli.stop import down
+
+        return down(run, now=False, on_line=say)
+    if ControlClient(run).pid is not None:
+        say(f"the run goes on; come back with `aglite attach --dir {run.path}`, end it with `aglite down`")
+    return 0
+
+
+def follow(run: RunDir) -> int:
+    """Events as plain lines until the supervisor ends."""
+    from aglite.cli.where import open_run
+
+    for event in open_run(run.path).events():
+        text = headless.line(event)
+        if text:
+            say(text)
+    return 0

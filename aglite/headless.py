@@ -1,0 +1,57 @@
+"""A run as plain lines, for logs, pipes and `--headless`: pure functions from the control API's JSON to text."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from aglite import units
+
+MARKS = {"info": "", "warning": "warning: ", "error": "error: "}
+
+
+def line(event: dict[str, Any]) -> str | None:
+    """One event as a line, or None for what would only be noise: single rollouts that went as they should."""
+    if event["kind"] == "rollout" and event["level"] == "info":
+        return None
+    at = time.strftime("%H:%M:%S", time.localtime(event["at"]))
+    first, *rest = describe(event).splitlines() or [""]
+    text = "\n".join([first, *(" " * 22 + more.strip() for more in rest)])
+    return f"{at}  {event['kind']:<10}  {MARKS.get(event['level'], '')}{text}"
+
+
+def describe(event: dict[str, Any]) -> str:
+    """The text of an event; a step's is made of its metrics."""
+    data = event.get("data") or {}
+    if event["kind"] != "step" or "reward_mean" not in data:
+        return str(event["text"])
+    parts = [
+        f"step {data['step']}" + ("" if data.get("state") == "applied" else f" {data.get('state')}"),
+        f"reward {data['reward_mean']:.3f} ± {data['reward_std']:.2f}",
+        f"{data['rollouts']} rollouts",
+        f"{units.count(data['trained_tokens'])} tokens trained",
+    ]
+    if "kl_rollout" in data:
+        parts.append(f"kl {data['kl_rollout']:.1e}")
+    if data.get("seconds"):
+        parts.append(f"update {units.clock(data['seconds'])}")
+    return " · ".join(parts)
+
+
+def progress(status: dict[str, Any], now: float) -> str:
+    """The state of a run in one line: `rollout 0:34 · step 3/12 · eta 8:12 · 8 running, 12 queued · reward 0.42`."""
+    parts = [f"{status['phase']} {units.clock(now - status['phase_since'])}"]
+    if status.get("steps"):
+        parts.append(f"step {status['step']}/{status['steps']}")
+    if status.get("eta_s") is not None:
+        parts.append(f"eta {units.clock(status['eta_s'])}")
+    queue = status.get("queue") or {}
+    busy = [f"{queue[state]} {state}" for state in reversed(units.UNFINISHED) if queue.get(state)]
+    if busy:
+        parts.append(", ".join(busy))
+    if status.get("reward"):
+        parts.append(f"reward {units.reward(status['reward'][-1]['mean'])}")
+    rate = (status.get("engine") or {}).get("tokens_per_s")
+    if rate:
+        parts.append(f"{rate:.0f} tok/s")
+    return " · ".join(parts)

@@ -1,0 +1,107 @@
+"""Numbers as people read them: times, sizes, counts, sparklines. Pure and small; shared by every kind of output."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+BARS = "▁▂▃▄▅▆▇█"
+QUEUE = ("queued", "starting", "running", "grading", "done", "failed", "error", "cancelled")
+"""States of a rollout in the order of its life."""
+UNFINISHED = QUEUE[:4]
+
+
+def clock(seconds: float | None) -> str:
+    """A running time: `0:34`, `12:05`, `1:02:33`, `3d 04:10`."""
+    if seconds is None:
+        return "–"
+    whole = max(0, int(seconds))
+    days, rest = divmod(whole, 86400)
+    hours, rest = divmod(rest, 3600)
+    minutes, second = divmod(rest, 60)
+    if days:
+        return f"{days}d {hours:02}:{minutes:02}"
+    return f"{hours}:{minutes:02}:{second:02}" if hours else f"{minutes}:{second:02}"
+
+
+def age(seconds: float | None) -> str:
+    """How long ago, in at most four characters: `8s`, `12m`, `5h`, `3d`."""
+    if seconds is None:
+        return "–"
+    whole = max(0, int(seconds))
+    for size, unit in ((86400, "d"), (3600, "h"), (60, "m")):
+        if whole >= size:
+            return f"{whole // size}{unit}"
+    return f"{whole}s"
+
+
+def count(number: float | None) -> str:
+    """`812`, `12.3k`, `4.1M`."""
+    if number is None:
+        return "–"
+    for size, unit in ((1e9, "G"), (1e6, "M"), (1e4, "k")):
+        if abs(number) >= size:
+            scaled = number / (1e3 if unit == "k" else size)
+            return f"{scaled:.1f}{unit}" if scaled < 100 else f"{scaled:.0f}{unit}"
+    return f"{number:.0f}"
+
+
+def size(number: float | None) -> str:
+    """Bytes in binary units: `640 B`, `12.0 MiB`, `5.1 GiB`."""
+    if number is None:
+        return "–"
+    value = float(number)
+    for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
+        if value < 1024 or unit == "TiB":
+            break
+        value /= 1024
+    return f"{value:.0f} {unit}" if unit == "B" or value >= 100 else f"{value:.1f} {unit}"
+
+
+def reward(number: float | None) -> str:
+    return "–" if number is None else f"{number:.2f}".replace("-0.00", "0.00")
+
+
+def sparkline(values: Sequence[float], width: int | None = None) -> str:
+    """The last `width` values as bars; a flat series is drawn at half height."""
+    shown = [value for value in values if math.isfinite(value)]
+    if width is not None:
+        shown = shown[-width:] if width > 0 else []
+    if not shown:
+        return ""
+    low, high = min(shown), max(shown)
+    if high == low:
+        return BARS[3] * len(shown)
+    return "".join(BARS[round((value - low) / (high - low) * (len(BARS) - 1))] for value in shown)
+
+
+def progress(done: int, total: int, width: int) -> str:
+    """A line of `width` cells, filled in proportion: `━━━━╸────`."""
+    if total <= 0 or width <= 0:
+        return "─" * max(0, width)
+    halves = round(2 * width * min(max(done / total, 0.0), 1.0))
+    full, half = divmod(halves, 2)
+    return ("━" * full + "╸" * half).ljust(width, "─")
+
+
+def versions(rollout: Mapping[str, Any]) -> str:
+    """Policy versions that sampled a rollout: `v3`, `v3–5`, or nothing."""
+    low, high = rollout["policy_version_min"], rollout["policy_version_max"]
+    if low is None:
+        return ""
+    return f"v{low}" if low == high else f"v{low}–{high}"
+
+
+def message_lines(message: Mapping[str, Any], indent: str = "") -> list[str]:
+    """A chat message as text: its role, then its content and tool calls, each line indented."""
+    content = message.get("content") or ""
+    if not isinstance(content, str):
+        content = "\n".join(str(part.get("text", part.get("type", ""))) for part in content)
+    body = content.splitlines()
+    for call in message.get("tool_calls") or ():
+        function = call.get("function", {})
+        body.append(f"-> {function.get('name')}({function.get('arguments')})")
+    first, *rest = body or [""]
+    role = f"{message.get('role', '?')}: "
+    return [f"{indent}{role}{first}", *(f"{indent}{' ' * len(role)}{line}" for line in rest)]
