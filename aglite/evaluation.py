@@ -1,0 +1,79 @@
+"""Evaluation: the same held-out tasks with the same seeds, whatever policy is in force."""
+
+from __future__ import annotations
+
+import asyncio
+import statistics
+from collections import defaultdict
+from typing import Any
+
+from aglite.config import Recipe
+from aglite.errors import AgliteError
+from aglite.rollouts.launcher import Launcher
+from aglite.store import Store
+from aglite.training.groups import Groups
+
+SEEDS_PER_TASK = 1000
+"""Distance between the seeds of two tasks, so that their repetitions never share one."""
+
+
+class Evaluation:
+    """One pass over the validation tasks. `done` and `of` say how far it is."""
+
+    def __init__(self, store: Store, launcher: Launcher, recipe: Recipe, tasks: list[dict[str, Any]]) -> None:
+        self._store = store
+        self._launcher = launcher
+        self._recipe = recipe
+        self._tasks = tasks[: recipe.evaluation.tasks]
+        self.groups = Groups(store, launcher, recipe, smallest=1)
+        self.of = len(self._tasks) * recipe.evaluation.rollouts_per_task
+
+    @property
+    def done(self) -> int:
+        finished = [*self.groups.complete, *self.groups.open.values()]
+        return sum(outcome is not None for group in finished for outcome in group.members.values())
+
+    async def run(self, *, step: int, version: int, split: str = "val") -> dict[str, Any]:
+        """Evaluate policy `version` and write the result down. Raises AgliteError when rollouts keep failing.
+
+        The result has `mean` and `stderr` of the reward over tasks (each task's mean over its rollouts), `n` tasks,
+        `solved` (the share of rollouts with reward 1), `lost` (tasks that could not be graded) and `by_kind` (means by
+        the tasks' public field `kind`, where they have one).
+        """
+        each = self._recipe.evaluation.rollouts_per_task
+        base = self._recipe.sampling.val.seed
+        eval_id = await self._store.start_evaluation(step, version, split)
+        try:
+            for index, task in enumerate(self._tasks):
+                seed = None if base is None else base * 1_000_003 + index * SEEDS_PER_TASK
+                await self.groups.start(task, split, each, version=version, eval_id=eval_id, seed=seed)
+            while self.groups.open:
+                self.groups.changed.clear()
+                await self.groups.changed.wait()
+                if self.groups.failure:
+                    raise self.groups.failure
+        except (AgliteError, asyncio.CancelledError):
+            self.groups.stopping = True
+            await self._store.finish_evaluation(eval_id, "abandoned", {})
+            raise
+        result = self._summary()
+        await self._store.finish_evaluation(eval_id, "done", result)
+        return result
+
+    def _summary(self) -> dict[str, Any]:
+        means, rewards, kinds = [], [], defaultdict(list)
+        for group in self.groups.complete:
+            mean = statistics.fmean(group.rewards())
+            means.append(mean)
+            rewards += group.rewards()
+            if "kind" in group.task["public"]:
+                kinds[str(group.task["public"]["kind"])].append(mean)
+        count = len(means)
+        return {
+            "mean": statistics.fmean(means) if means else 0.0,
+            "stderr": statistics.stdev(means) / count**0.5 if count > 1 else 0.0,
+            "n": count,
+            "solved": sum(reward >= 1 for reward in rewards) / len(rewards) if rewards else 0.0,
+            "lost": self.groups.dropped,
+            "by_kind": {kind: statistics.fmean(values) for kind, values in sorted(kinds.items())},
+        }

@@ -1,0 +1,92 @@
+"""External rollouts: agents that somebody else launches, recorded like all others, trained on if the recipe says so."""
+
+from __future__ import annotations
+
+import math
+import secrets
+import time
+from typing import TYPE_CHECKING, Any
+
+from aglite.errors import AgliteError
+from aglite.paths import new_id
+from aglite.rollouts.launcher import Outcome
+from aglite.training.groups import Group
+
+if TYPE_CHECKING:
+    from aglite.supervisor import Supervisor
+
+
+class External:
+    """Opens and finishes external rollouts. Those with the same `group` share a baseline; a training group is complete
+    when `group_size` of its rollouts are finished (with `reinforce`, each rollout at once)."""
+
+    def __init__(self, supervisor: Supervisor) -> None:
+        self._supervisor = supervisor
+        self._running: dict[str, Group] = {}
+        self._groups: dict[str, Group] = {}
+
+    @property
+    def _trains(self) -> bool:
+        return self._supervisor.loop is not None and self._supervisor.recipe.agent.backend == "external"
+
+    async def open(self, task: dict[str, Any], split: str, group_name: str | None) -> dict[str, Any]:
+        """A new rollout on `task` (its public part, or a whole row with `id`): its id, bearer token and base URL."""
+        supervisor = self._supervisor
+        runtime, store, recipe = supervisor.runtime, supervisor.store, supervisor.recipe
+        if not hasattr(runtime, "launcher"):
+            raise AgliteError("the model is still loading", "try again in a moment; GET /api/status says how far it is")
+        row = (
+            task
+            if "public" in task
+            else {"id": str(task.get("id", f"external-{secrets.token_hex(4)}")), "public": task}
+        )
+        row.setdefault("hidden", {})
+        name = group_name or new_id("g")
+        group = self._groups.get(name)
+        if group is None:
+            version = supervisor.loop.state.version if supervisor.loop else 0
+            size = recipe.algorithm.group_size if self._trains and recipe.algorithm.name != "reinforce" else 1
+            group = Group(new_id("g"), row, split, size, version)
+            await store.add_tasks(split, [row])
+            await store.add_group(group.id, group.task_id, split, size, created_version=version)
+            if group_name:
+                self._groups[name] = group
+        rollout_id = new_id("r")
+        await store.add_rollout(rollout_id, group.task_id, group.id, split, "external")
+        sampling = recipe.sampling.train if split == "train" else recipe.sampling.val
+        session = runtime.gateway.open_session(rollout_id, 1, recipe.agent.limits, sampling)
+        await store.set_rollout_state(rollout_id, "running", attempt=1, started_at=time.time())
+        group.members[rollout_id] = None
+        self._running[rollout_id] = group
+        return {"rollout_id": rollout_id, "token": session.token, "base_url": f"{runtime.url}{session.path}"}
+
+    async def finish(
+        self, rollout_id: str, reward: float | None, breakdown: dict[str, float], error: str | None
+    ) -> dict[str, Any]:
+        """End it with its reward, or with the error that kept it from one."""
+        group = self._running.get(rollout_id)
+        if group is None:
+            raise AgliteError(f"no external rollout {rollout_id} is running", "open one with POST /api/rollouts")
+        if (reward is None) == (error is None):
+            raise AgliteError("give either `reward` or `error`", 'for example {"reward": 0.7}')
+        if reward is not None and not math.isfinite(reward):
+            raise AgliteError(f"reward: {reward} is not a finite number", "give a finite one")
+        del self._running[rollout_id]
+        store = self._supervisor.store
+        await self._supervisor.runtime.gateway.close_session(rollout_id)
+        state, cause = ("done", "") if error is None else ("error", f"external: {error}")
+        await store.set_rollout_state(
+            rollout_id, state, cause=cause, reward=reward, breakdown=breakdown, finished_at=time.time()
+        )
+        group.members[rollout_id] = Outcome(state, cause, reward, breakdown, [], 1)
+        if group.finished and len(group.members) >= group.size:
+            await self._complete(group)
+        return {"rollout_id": rollout_id, "state": state}
+
+    async def _complete(self, group: Group) -> None:
+        self._groups = {name: other for name, other in self._groups.items() if other is not group}
+        await self._supervisor.store.update_group(group.id, state="complete", finished_at=time.time())
+        loop = self._supervisor.loop
+        if loop is not None and self._trains and group.split == "train":
+            loop.groups.complete.append(group)
+            loop.groups.changed.set()

@@ -1,0 +1,51 @@
+"""`aglite serve`: gateway and engine only, so that any agent can use a trained model."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+
+from aglite.config import Recipe
+from aglite.models import resolve_model
+from aglite.paths import RunDir
+from aglite.supervisor import Supervisor
+
+
+def serve(
+    model: str,
+    *,
+    port: int = 0,
+    run_dir: RunDir | None = None,
+    on_line: Callable[[str], None] = print,
+) -> int:
+    """Gateway and engine only, until interrupted: any agent can use the model, and what it does is recorded."""
+    recipe = Recipe.model_validate(
+        {
+            "name": "serve",
+            "model": model,
+            "tasks": {"train": "none", "val": "none"},
+            "agent": {"backend": "external"},
+            "gateway": {"port": port},
+            "sampling": {"train": {"temperature": 1.0}},
+        }
+    )
+    return ServeSupervisor(recipe, run_dir or RunDir(Path("runs/serve")), on_line).run()
+
+
+class ServeSupervisor(Supervisor):
+    """Serves a model or checkpoint; requests need no rollout token and are recorded as external rollouts."""
+
+    async def work(self) -> int:
+        model_dir = await asyncio.to_thread(resolve_model, self.recipe.model, self.on_line)
+        await self.runtime.start(model_dir, trainer=False, model_name=model_dir.name)
+        self.runtime.gateway.serve_open = True
+        await self.phases.set("rollout", "serving")
+        self.on_line(f"serving {model_dir.name} on {self.runtime.url}/v1 (any API key; Ctrl-C ends it)")
+        self.on_line(f"  export OPENAI_BASE_URL={self.runtime.url}/v1 OPENAI_API_KEY=local")
+        await asyncio.Event().wait()
+        return 0
+
+    def stop(self, *, now: bool = False) -> None:
+        if self._work is not None:
+            self._work.cancel("stop")

@@ -1,0 +1,127 @@
+"""One picture of a run, as `GET /api/status` gives it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from typing import TYPE_CHECKING, Any
+
+import psutil
+
+if TYPE_CHECKING:
+    from aglite.supervisor import Supervisor
+
+QUEUE_STATES = ("queued", "starting", "running", "grading", "done", "failed", "error", "cancelled")
+LOG_EVENTS = 50
+
+
+async def status(supervisor: Supervisor) -> dict[str, Any]:
+    """The run as it is now; see the control API in the docs for the keys."""
+    recipe, store, run_dir, loop = supervisor.recipe, supervisor.store, supervisor.run_dir, supervisor.loop
+    runtime, phases = supervisor.runtime, supervisor.phases
+    gateway = getattr(runtime, "gateway", None)
+    engine: dict[str, Any] = {"kind": recipe.engine.kind, "running": 0, "waiting": 0, "tokens_per_s": 0.0}
+    if gateway is not None and phases.current != "stopped":
+        stats = await runtime.worker.stats()
+        engine |= {name: getattr(stats, name) for name in stats.__slots__}
+    counts = store.counts_by_state()
+    steps = [row for row in store.steps() if row["state"] != "rolled_back"]
+    checkpoints = [row for row in store.checkpoints() if row["state"] == "kept"]
+    evaluations = [row for row in store.evaluations() if row["state"] == "done"]
+    latest = checkpoints[-1] if checkpoints else None
+    last_event = store.last_event_id()
+    return {
+        "run": recipe.name,
+        "recipe": recipe.name,
+        "model": recipe.model,
+        "dir": str(run_dir.path),
+        "pid": os.getpid(),
+        "mode": recipe.algorithm.mode,
+        "started_at": supervisor.started_at,
+        "now": time.time(),
+        "phase": phases.current,
+        "phase_since": phases.since,
+        "message": supervisor.message(),
+        "policy_version": loop.state.version if loop else 0,
+        "step": loop.state.step if loop else 0,
+        "steps": recipe.trainer.steps,
+        "eta_s": loop.eta_s() if loop else None,
+        "last_update_s": phases.last_update_s,
+        "max_hold_s": recipe.gateway.max_hold_s,
+        "gate": {
+            "state": "closed" if gateway is not None and gateway.gate.closed else "open",
+            "held": gateway.gate.held if gateway is not None else 0,
+        },
+        "queue": {state: counts.get(state, 0) for state in QUEUE_STATES},
+        "groups": {"open": len(loop.groups.open), "complete": len(loop.groups.complete)} if loop else {},
+        "engine": engine,
+        "training": runtime.progress,
+        "reward": [
+            {"step": row["step"], "mean": row["metrics"]["reward_mean"], "std": row["metrics"]["reward_std"]}
+            for row in steps
+        ],
+        "val": [
+            {"step": row["step"], **{key: row["result"][key] for key in ("mean", "stderr", "n")}} for row in evaluations
+        ],
+        "entropy": _series(steps, "entropy"),
+        "kl": _series(steps, "kl_rollout"),
+        "checkpoint": {"step": latest["step"], "at": latest["created_at"]} if latest else None,
+        "gpu": gpus(),
+        "host": host(run_dir.path, run_dir.db),
+        "log": store.events(after=max(0, last_event - LOG_EVENTS), limit=LOG_EVENTS),
+    }
+
+
+def _series(steps: list[dict[str, Any]], key: str) -> list[dict[str, Any]]:
+    return [{"step": row["step"], "value": row["metrics"][key]} for row in steps if key in row["metrics"]]
+
+
+def host(folder: Any, db: Any) -> dict[str, Any]:
+    """CPU, memory (bytes), free disk (bytes) and the database's size with its write-ahead log (bytes)."""
+    memory = psutil.virtual_memory()
+    size = 0
+    for suffix in ("", "-wal"):
+        with contextlib.suppress(FileNotFoundError):
+            size += os.stat(f"{db}{suffix}").st_size
+    return {
+        "cpu_percent": psutil.cpu_percent(None),
+        "cpus": psutil.cpu_count(),
+        "ram_used": memory.total - memory.available,
+        "ram_total": memory.total,
+        "disk_free": psutil.disk_usage(str(folder)).free,
+        "db_bytes": size,
+    }
+
+
+_nvml: Any = None
+
+
+def gpus() -> list[dict[str, Any]]:
+    """Every NVIDIA GPU's load, memory (bytes), power (W) and temperature (C); [] where there is no driver."""
+    global _nvml
+    if _nvml is None:
+        try:
+            import pynvml
+
+            pynvml.nvmlInit()
+            _nvml = pynvml
+        except Exception:  # no driver, no GPU: nothing to show, and nothing wrong
+            _nvml = False
+    if not _nvml:
+        return []
+    found = []
+    for index in range(_nvml.nvmlDeviceGetCount()):
+        handle = _nvml.nvmlDeviceGetHandleByIndex(index)
+        memory = _nvml.nvmlDeviceGetMemoryInfo(handle)
+        found.append(
+            {
+                "name": _nvml.nvmlDeviceGetName(handle),
+                "util": _nvml.nvmlDeviceGetUtilizationRates(handle).gpu,
+                "mem_used": memory.used,
+                "mem_total": memory.total,
+                "power_w": _nvml.nvmlDeviceGetPowerUsage(handle) / 1000,
+                "temp_c": _nvml.nvmlDeviceGetTemperature(handle, _nvml.NVML_TEMPERATURE_GPU),
+            }
+        )
+    return found

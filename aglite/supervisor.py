@@ -1,0 +1,253 @@
+"""The one process of a run: it holds the directory, serves the control API, runs the work and cleans up after it."""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import json
+import os
+import secrets
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import uvloop
+
+from aglite.config import Recipe
+from aglite.control import create_control_app
+from aglite.errors import AgliteError, EngineError
+from aglite.external import External
+from aglite.headless import line
+from aglite.net import Listener, bind
+from aglite.paths import RunDir
+from aglite.phases import PhaseMachine
+from aglite.runtime import Runtime
+from aglite.store import Store
+from aglite.training.loop import TrainingLoop
+
+INTERRUPTED = 130
+
+
+class Supervisor:
+    """What `up`, `serve`, `eval` and `run` have in common; each gives `work`.
+
+    The first SIGINT or SIGTERM asks `work` to end cleanly, the second ends everything at once. In either case no
+    process is left behind and the store is consistent.
+    """
+
+    def __init__(self, recipe: Recipe, run_dir: RunDir, on_line: Callable[[str], None]) -> None:
+        self.recipe = recipe
+        self.run_dir = run_dir
+        self.on_line = on_line
+        self.started_at = time.time()
+        self.loop: TrainingLoop | None = None
+        self.interrupted = False
+        self.ended = False
+        self._stop_asked = False
+        self._problem = ""
+        run_dir.create()
+        self._lock = _lock(run_dir)
+        try:
+            self.store = Store.open(run_dir.db)
+            self.runtime = Runtime(recipe, run_dir, self.store, on_line=on_line)
+        except BaseException:
+            self._lock.close()
+            raise
+        self.phases = PhaseMachine(self.store)
+        self.external = External(self)
+        self._work: asyncio.Task[int] | None = None
+
+    # what a kind of run gives
+
+    async def work(self) -> int:
+        """Do what the run is for on `self.runtime`, which it starts; returns the exit code."""
+        raise NotImplementedError
+
+    async def finish(self) -> None:
+        """Called after `work` was asked to stop and has ended: write down what the next start needs."""
+
+    # asked for by people, through signals and the control API
+
+    def ask(self, what: str) -> dict[str, str]:
+        """Do as the control API says. Raises AgliteError where it makes no sense now."""
+        if what.startswith("stop"):
+            self.stop(now=what == "stop now")
+            return {"state": "stopping"}
+        if self.loop is None or self.phases.current == "starting":
+            raise AgliteError(
+                f"cannot {what} now: nothing is being trained (yet)", "try again when the model is loaded"
+            )
+        actions = {
+            "pause": lambda loop: loop.pause("asked for"),
+            "resume": lambda loop: loop.resume(),
+            "checkpoint": lambda loop: loop.checkpoint_soon(),
+            "evaluate": lambda loop: loop.evaluate_soon(),
+        }
+        actions[what](self.loop)
+        return {"state": what}
+
+    def stop(self, *, now: bool = False) -> None:
+        """End the run: cleanly, or (`now`, or when asked a second time) without waiting for anything."""
+        again, self._stop_asked = self._stop_asked, True
+        if self._work is None:
+            return
+        if now or again:
+            self.on_line("stopping now")
+            self._work.cancel("stop now")
+        elif self.loop is None or self.phases.current == "starting":
+            self._work.cancel("stop")
+        else:
+            waits = (
+                "the update to end" if self.phases.current in ("draining", "training", "syncing") else "rollouts to end"
+            )
+            self.on_line(f"stopping: waiting for {waits}, then a checkpoint is written (again: stop at once)")
+            self.loop.stop()
+
+    async def kill(self, rollout_id: str) -> None:
+        """End one rollout. Raises AgliteError when it is not running."""
+        launcher = getattr(self.runtime, "launcher", None)
+        if launcher is None or rollout_id not in launcher.running:
+            raise AgliteError(f"rollout {rollout_id} is not running", "see `aglite rollouts --state running`")
+        launcher.kill(rollout_id)
+
+    def message(self) -> str:
+        """One line on what it is doing or what is wrong, for the status."""
+        if self._problem:
+            return self._problem
+        if self.phases.current == "starting":
+            return self.runtime.loading or "starting"
+        if self.loop and self.loop.paused:
+            return f"paused: {self.loop.paused}"
+        if self.loop and self.loop.evaluation:
+            return f"evaluating: {self.loop.evaluation.done} of {self.loop.evaluation.of} rollouts"
+        progress = self.runtime.progress
+        if self.phases.current == "training" and progress:
+            return f"training: micro-batch {progress.get('done', 0)} of {progress.get('of', 0)}"
+        return ""
+
+    # the process
+
+    def run(self) -> int:
+        """Run to the end in an event loop of its own; returns the exit code."""
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            return runner.run(self._main())
+
+    async def _main(self) -> int:
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(number, self._signal)
+        token = secrets.token_urlsafe(24)
+        control = Listener(
+            create_control_app(self, token),
+            bind("127.0.0.1", self.recipe.gateway.control_port, "the control API", "gateway.control_port"),
+        )
+        await control.start()
+        _write_private(self.run_dir.control, {"url": control.url, "token": token, "pid": os.getpid()})
+        echo = asyncio.create_task(self._echo())
+        code = 1
+        try:
+            await self.phases.set("starting")
+            code = await self._supervise()
+        except AgliteError as error:
+            self._problem = str(error)
+            await self.store.add_event("error", "run", error.message, {"mend": error.mend})
+            raise
+        finally:
+            try:
+                await self.runtime.stop()
+            finally:
+                await self.phases.set("stopped", self._problem)
+                self.ended = True
+                await echo
+                self.run_dir.control.unlink(missing_ok=True)
+                await control.stop()
+                self.store.close()
+                self._lock.close()
+        return code
+
+    async def _supervise(self) -> int:
+        """Run `work`, watching the model worker and the wish to stop."""
+        self._work = asyncio.create_task(self.work())
+        watch = asyncio.create_task(self._worker_exit())
+        try:
+            await asyncio.wait({self._work, watch}, return_when=asyncio.FIRST_COMPLETED)
+            if not self._work.done():
+                self._work.cancel()
+                await asyncio.wait({self._work})
+                raise watch.result()
+            if self._work.cancelled():
+                return INTERRUPTED
+            code = self._work.result()
+            if self._stop_asked:
+                await self.finish()
+        finally:
+            watch.cancel()
+        return INTERRUPTED if self.interrupted else code
+
+    async def _worker_exit(self) -> EngineError:
+        """Waits until the model worker is gone and says why."""
+        while not hasattr(self.runtime, "worker"):
+            await asyncio.sleep(0.05)
+        reason = await asyncio.shield(self.runtime.worker.exited)
+        return EngineError(
+            f"the model worker ended: {reason}",
+            "see logs/worker.log; `aglite up` goes on from the last checkpoint",
+        )
+
+    def _signal(self) -> None:
+        self.interrupted = True
+        self.stop()
+
+    async def _echo(self) -> None:
+        """Print events as plain lines until the run has ended and all are out."""
+        cursor = self.store.last_event_id()
+        while True:
+            rows = self.store.events(after=cursor, limit=500)
+            for row in rows:
+                cursor = row["id"]
+                if (text := line(row)) is not None:
+                    self.on_line(text)
+            if self.ended and not rows:
+                return
+            if not rows:
+                await asyncio.sleep(0.2)
+
+
+def _lock(run_dir: RunDir) -> Any:
+    file = run_dir.lock.open("a+")
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        file.close()
+        raise AgliteError(
+            f"{run_dir.path} is in use by another aglite{_holder(run_dir)}",
+            "watch it with `aglite attach`, end it with `aglite down`, or use another --dir",
+        ) from None
+    return file
+
+
+def _holder(run_dir: RunDir) -> str:
+    try:
+        return f" (pid {json.loads(run_dir.control.read_text())['pid']})"
+    except (OSError, ValueError, KeyError):
+        return ""
+
+
+def _write_private(path: Path, data: dict[str, Any]) -> None:
+    temporary = path.with_suffix(".tmp")
+    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    with os.fdopen(descriptor, "w") as file:
+        json.dump(data, file)
+    temporary.replace(path)
+
+
+def run(recipe: Recipe, run_dir: RunDir | Path, *, mode: str = "auto", on_line: Callable[[str], None] = print) -> int:
+    """`aglite up` in the foreground: train `recipe` in `run_dir`; returns the exit code.
+
+    `mode`: `auto` goes on with an existing run, `resume` insists on one, `fresh` renames an existing one away first.
+    """
+    from aglite.train import train
+
+    return train(recipe, run_dir if isinstance(run_dir, RunDir) else RunDir(run_dir), mode=mode, on_line=on_line)

@@ -1,0 +1,350 @@
+"""The training loop: keep groups in flight, train when enough are complete, evaluate and checkpoint in between."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import shutil
+import time
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import psutil
+
+from aglite.errors import AgliteError
+from aglite.evaluation import Evaluation
+from aglite.phases import PhaseMachine
+from aglite.runtime import Runtime
+from aglite.training.batch import Batch, build_batch
+from aglite.training.groups import Group, Groups
+
+BASELINE_DECAY = 0.9
+"""Decay of the exponential mean of rewards that `reinforce` subtracts."""
+DISK_POLL_S = 5.0
+
+
+@dataclass(slots=True)
+class LoopState:
+    """What a checkpoint must hold, besides weights and optimizer, for the run to go on exactly."""
+
+    step: int = 0
+    version: int = 0
+    cursor: int = 0
+    """Tasks started so far; the order of each epoch follows from the recipe's seed."""
+    baseline: float | None = None
+    open_groups: list[str] = field(default_factory=list)
+    """Groups started but not trained when the checkpoint was written."""
+    evaluated: int = -1
+    """The last step that was evaluated."""
+
+
+class TrainingLoop:
+    """Runs the recipe's steps on a started Runtime. `run` returns when they are done or a stop was asked for."""
+
+    def __init__(
+        self, runtime: Runtime, phases: PhaseMachine, train: list[dict[str, Any]], val: list[dict[str, Any]]
+    ) -> None:
+        self.runtime = runtime
+        self.recipe = runtime.recipe
+        self.store = runtime.store
+        self.phases = phases
+        self.state = LoopState()
+        self.groups = Groups(self.store, runtime.launcher, self.recipe, smallest=1 if self.grouped_alone else 2)
+        self.evaluation: Evaluation | None = None
+        self.stopping = False
+        self.paused = ""
+        """Why the run is paused; '' when it is not."""
+        self._train, self._val = train, val
+        self._tasks = {("train", row["id"]): row for row in train}
+        self._wake = asyncio.Event()
+        self._evaluate_now = self._checkpoint_now = False
+        self._step_times: list[float] = []
+
+    @property
+    def grouped_alone(self) -> bool:
+        """Whether a group of one is worth training."""
+        return self.recipe.algorithm.name == "reinforce"
+
+    # what a person can ask for while it runs
+
+    def stop(self) -> None:
+        """End after what cannot be interrupted (an update); unfinished rollouts are taken up by the next start."""
+        self.stopping = True
+        self._notify()
+
+    def pause(self, why: str) -> None:
+        self.paused = why
+        self._notify()
+
+    def resume(self) -> None:
+        self.paused = ""
+        self._notify()
+
+    def evaluate_soon(self) -> None:
+        self._evaluate_now = True
+        self._notify()
+
+    def checkpoint_soon(self) -> None:
+        self._checkpoint_now = True
+        self._notify()
+
+    def _notify(self) -> None:
+        self._wake.set()
+        self.groups.changed.set()
+        if self.evaluation:
+            self.evaluation.groups.changed.set()
+
+    def eta_s(self) -> float | None:
+        """Seconds until the last step at the pace of the last few, or None before the first."""
+        if not self._step_times:
+            return None
+        recent = self._step_times[-5:]
+        return (self.recipe.trainer.steps - self.state.step) * sum(recent) / len(recent)
+
+    # the run
+
+    async def run(self) -> None:
+        """Train until the recipe's steps are done or `stop` is called. Raises AgliteError when it cannot go on."""
+        steps = self.recipe.trainer.steps
+        if self.recipe.evaluation.before and self.state.step == 0 and self.state.evaluated < 0:
+            await self._evaluate("before training")
+        if self.phases.current != "rollout" and not self.stopping:
+            await self.phases.set("rollout")
+        while self.state.step < steps and not self.stopping:
+            started = time.monotonic()
+            batch = await self._collect()
+            if batch is None:
+                continue
+            await self._update(batch)
+            self._step_times.append(time.monotonic() - started)
+            if self._due(self.recipe.evaluation.every) or (self.state.step >= steps and not self.stopping):
+                await self._evaluate(f"after step {self.state.step}")
+            if self._due(self.recipe.trainer.checkpoint_every) and self.state.step < steps:
+                await self.checkpoint("every few steps")
+
+    def _due(self, every: int) -> bool:
+        return every > 0 and self.state.step % every == 0 and not self.stopping
+
+    async def _collect(self) -> list[Group] | None:
+        """Wait for the groups of one step; None when something else has to be looked at first."""
+        wanted = self.recipe.algorithm.groups_per_step
+        while not self.stopping:
+            if self.groups.failure:
+                raise self.groups.failure
+            if self._evaluate_now:
+                self._evaluate_now = False
+                await self._evaluate("asked for")
+                await self.phases.set("rollout")
+            if self._checkpoint_now:
+                self._checkpoint_now = False
+                await self.checkpoint("asked for")
+            await self._disk_floor()
+            if self.paused:
+                await self._hold()
+                continue
+            await self._fill()
+            if len(self.groups.complete) >= wanted:
+                return [self.groups.complete.popleft() for _ in range(wanted)]
+            self.groups.changed.clear()
+            await self.groups.changed.wait()
+        return None
+
+    async def _fill(self) -> None:
+        """Start groups up to the number in flight, but none that the remaining steps cannot train."""
+        algorithm = self.recipe.algorithm
+        remaining = (self.recipe.trainer.steps - self.state.step) * algorithm.groups_per_step
+        while True:
+            in_flight = len(self.groups.open)
+            ahead = in_flight + len(self.groups.complete)
+            limit = self.recipe.groups_in_flight
+            # sync: nothing of the next step starts before this one is trained
+            busy = ahead if algorithm.mode == "sync" else in_flight
+            if busy >= limit or ahead >= remaining or self.recipe.agent.backend == "external":
+                return
+            task = self._task(self.state.cursor)
+            self.state.cursor += 1
+            await self.groups.start(task, "train", algorithm.group_size, version=self.state.version)
+
+    def _task(self, cursor: int) -> dict[str, Any]:
+        """Task number `cursor` of the run: each epoch is a shuffle that only the seed and the epoch decide."""
+        epoch, position = divmod(cursor, len(self._train))
+        order = list(range(len(self._train)))
+        random.Random(f"{self.recipe.seed}:{epoch}").shuffle(order)
+        return self._train[order[position]]
+
+    async def _update(self, groups: list[Group]) -> None:
+        """Close the gate, train on `groups` (and on every further step's worth that is complete), reopen."""
+        runtime = self.runtime
+        await self.phases.set("draining", self.recipe.gateway.close)
+        runtime.gateway.gate.close()
+        if self.recipe.gateway.close == "drain":
+            await runtime.gateway.idle(self.recipe.gateway.drain_timeout_s)
+        await runtime.worker.preempt()
+        await self.phases.set("training", f"step {self.state.step + 1}")
+        wanted = self.recipe.algorithm.groups_per_step
+        await self._train_step(groups)
+        while len(self.groups.complete) >= wanted and self.state.step < self.recipe.trainer.steps and not self.stopping:
+            await self._train_step([self.groups.complete.popleft() for _ in range(wanted)])
+        await self.phases.set("syncing")
+        await runtime.worker.resume(self.state.version)
+        runtime.gateway.gate.open()
+        await self.phases.set("rollout")
+
+    async def _train_step(self, groups: list[Group]) -> None:
+        started = time.time()
+        step = self.state.step + 1
+        batch = await asyncio.to_thread(self._build, groups)
+        result: dict[str, Any] = {"applied": False, "seconds": 0.0}
+        if batch.message is not None:
+            self.runtime.progress = {}
+            result = await self.runtime.worker.train(batch.message)
+        if result["applied"]:
+            self.state.version = self.store.next_version()
+            await self.store.add_policy_version(self.state.version, step)
+        elif batch.message is not None:
+            await self.store.add_event(
+                "error", "step", f"step {step}: loss or gradient was not finite; the update is not applied"
+            )
+        rewards = batch.metrics["reward_mean"]
+        if batch.metrics["rollouts"]:
+            old = self.state.baseline
+            self.state.baseline = rewards if old is None else BASELINE_DECAY * old + (1 - BASELINE_DECAY) * rewards
+        await self._record(step, groups, batch, result, started)
+        self.state.step = step
+
+    def _build(self, groups: list[Group]) -> Batch:
+        return build_batch(
+            [group.graded() for group in groups],
+            self.store.calls,
+            self.recipe,
+            version=self.state.version,
+            baseline=self.state.baseline,
+            lr=self._learning_rate(),
+        )
+
+    def _learning_rate(self) -> float:
+        trainer = self.recipe.trainer
+        return trainer.lr * min(1.0, (self.state.step + 1) / (trainer.warmup_steps + 1))
+
+    async def _record(
+        self, step: int, groups: list[Group], batch: Batch, result: dict[str, Any], started: float
+    ) -> None:
+        metrics = {**batch.metrics, **{key: value for key, value in result.items() if key != "applied"}}
+        metrics["lr"] = self._learning_rate()
+        metrics["groups_dropped"] = self.groups.dropped
+        await self.store.add_samples(step, batch.rollouts)
+        for rollout_id, fate in batch.fates.items():
+            await self.store.update_rollout(rollout_id, step=step, fate=fate)
+        for group in groups:
+            await self.store.update_group(group.id, state="trained", step=step)
+        state = "applied" if result["applied"] else "skipped"
+        await self.store.add_step(step, self.state.version, state, metrics, started, time.time())
+        await self.store.add_event("info", "step", f"step {step}", {"step": step, "state": state, **metrics})
+        if metrics.get("logprob_gap_mean", 0.0) > 1e-3:
+            await self.store.add_event(
+                "warning",
+                "step",
+                f"step {step}: log-probabilities of engine and trainer differ by {metrics['logprob_gap_mean']:.2g} "
+                "on average (expected under 1e-3 in fp32)",
+            )
+
+    # evaluation and checkpoints
+
+    async def _evaluate(self, why: str) -> None:
+        await self.phases.set("evaluating", why)
+        self.evaluation = Evaluation(self.store, self.runtime.launcher, self.recipe, self._val)
+        run = asyncio.create_task(self.evaluation.run(step=self.state.step, version=self.state.version))
+        try:
+            while not run.done() and not self.stopping:
+                self._wake.clear()
+                waiter = asyncio.create_task(self._wake.wait())
+                await asyncio.wait({run, waiter}, return_when=asyncio.FIRST_COMPLETED)
+                waiter.cancel()
+            if self.stopping and not run.done():
+                run.cancel()
+                await asyncio.wait({run})
+                return
+            result = await run
+        finally:
+            self.evaluation = None
+        self.state.evaluated = self.state.step
+        text = f"validation {result['mean']:.3f} ± {result['stderr']:.3f} on {result['n']} tasks ({why})"
+        await self.store.add_event("info", "evaluation", text, {"step": self.state.step, **result})
+        if self.phases.current == "evaluating":
+            await self.phases.set("rollout")
+
+    async def checkpoint(self, why: str) -> str:
+        """Write a checkpoint of the current step; returns its folder. Old ones beyond `keep_last` and the best go."""
+        await self._disk_floor()
+        name = f"step-{self.state.step}"
+        path = self.runtime.run_dir.checkpoints / name
+        self.state.open_groups = [*self.groups.open, *(group.id for group in self.groups.complete)]
+        await self.runtime.worker.save(path, {"step": self.state.step, "loop": asdict(self.state)})
+        await self.store.add_checkpoint(
+            self.state.step, self.state.version, str(path.relative_to(self.runtime.run_dir.path))
+        )
+        await self.store.add_event(
+            "info", "checkpoint", f"checkpoint {name} ({why})", {"step": self.state.step, "path": str(path)}
+        )
+        await self._prune()
+        return str(path)
+
+    async def _prune(self) -> None:
+        kept = [row for row in self.store.checkpoints() if row["state"] == "kept"]
+        kept.sort(key=lambda row: row["step"])
+        scores = {row["step"]: row["result"]["mean"] for row in self.store.evaluations() if row["state"] == "done"}
+        best = max((row["step"] for row in kept if row["step"] in scores), key=lambda step: scores[step], default=None)
+        for row in kept[: -self.recipe.trainer.keep_last]:
+            if row["step"] != best:
+                await asyncio.to_thread(shutil.rmtree, self.runtime.run_dir.path / row["path"], True)
+                await self.store.set_checkpoint_state(row["step"], "removed")
+
+    async def restore(self, state: LoopState) -> None:
+        """Go on from a checkpoint's state: its unfinished groups are taken up again."""
+        self.state = state
+        rows = {row["id"]: row for row in self.store.groups(split="train")}
+        for group_id in state.open_groups:
+            row = rows.get(group_id)
+            if row is None or row["state"] == "dropped":
+                continue
+            task = self._tasks.get(("train", row["task_id"]))
+            if task is None:
+                raise AgliteError(
+                    f"the run's task {row['task_id']} is no longer in {self.recipe.tasks.train}",
+                    "put the tasks back as they were, or begin anew with --fresh",
+                )
+            await self.groups.restore(row, task, state.version)
+
+    # pauses
+
+    async def _disk_floor(self) -> None:
+        floor = self.recipe.trainer.min_free_disk_mb
+        told = False
+        while not self.stopping and (free := psutil.disk_usage(str(self.runtime.run_dir.path)).free // 2**20) < floor:
+            if not told:
+                told = True
+                self.paused = f"{free} MB of disk left, {floor} wanted: free some, the run then goes on by itself"
+                await self.store.add_event("warning", "run", f"paused: {self.paused}")
+            self._wake.clear()
+            try:
+                await asyncio.wait_for(self._wake.wait(), DISK_POLL_S)
+            except TimeoutError:
+                continue
+        if told:
+            self.paused = ""
+
+    async def _hold(self) -> None:
+        """Hold everything until `resume` or `stop`: no request is served, no rollout starts."""
+        runtime = self.runtime
+        await self.phases.set("paused", self.paused)
+        runtime.launcher.pause()
+        runtime.gateway.gate.close()
+        await runtime.worker.preempt()
+        while self.paused and not self.stopping:
+            self._wake.clear()
+            await self._wake.wait()
+        await runtime.worker.resume(self.state.version)
+        runtime.gateway.gate.open()
+        runtime.launcher.resume()
+        if not self.stopping:
+            await self.phases.set("rollout", "resumed")
