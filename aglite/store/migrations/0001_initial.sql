@@ -1,3 +1,4 @@
+-- What a run is made of. Migrations run in order, each in one transaction; PRAGMA user_version is the last one's number.
 -- Times are Unix seconds (REAL). Token arrays are packed little-endian int32, log-probabilities float32.
 -- JSON columns hold objects or arrays, never null text.
 
@@ -26,13 +27,14 @@ CREATE TABLE groups (
 ) WITHOUT ROWID;
 
 CREATE TABLE rollouts (
-    id TEXT PRIMARY KEY,
+    seq INTEGER PRIMARY KEY,             -- order of creation
+    id TEXT NOT NULL UNIQUE,
     task_id TEXT NOT NULL,
-    group_id TEXT NOT NULL REFERENCES groups(id),
+    group_id TEXT REFERENCES groups(id), -- null: an external rollout without a group
     split TEXT NOT NULL,
     state TEXT NOT NULL,                 -- queued starting running grading done failed error cancelled
     cause TEXT NOT NULL DEFAULT '',
-    attempt INTEGER NOT NULL DEFAULT 0,  -- the current or last one, from 1
+    attempt INTEGER NOT NULL DEFAULT 0,  -- the current or last one, from 1; 0 before the first
     backend TEXT NOT NULL,
     token_hash BLOB,                     -- sha256 of the attempt's bearer token
     exit_code INTEGER,
@@ -40,17 +42,17 @@ CREATE TABLE rollouts (
     breakdown TEXT NOT NULL DEFAULT '{}',
     flags TEXT NOT NULL DEFAULT '[]',
     step INTEGER,                        -- the step that trained it
-    fate TEXT NOT NULL DEFAULT '',       -- trained | baseline_only | stale | rolled_back | ''
+    fate TEXT NOT NULL DEFAULT '',       -- of its training: trained | baseline_only | stale | rolled_back | '' not yet
     created_at REAL NOT NULL,
     started_at REAL,
     finished_at REAL
-) WITHOUT ROWID;
+);
 CREATE INDEX rollouts_group ON rollouts(group_id);
 CREATE INDEX rollouts_state ON rollouts(state);
 CREATE INDEX rollouts_step ON rollouts(step);
 
 CREATE TABLE rollout_states (            -- every change of state, in order
-    rollout_id TEXT NOT NULL,
+    rollout_id TEXT NOT NULL REFERENCES rollouts(id),
     attempt INTEGER NOT NULL,
     state TEXT NOT NULL,
     cause TEXT NOT NULL,
@@ -66,21 +68,24 @@ CREATE TABLE messages (                  -- content-addressed message bodies
 
 CREATE TABLE calls (
     id INTEGER PRIMARY KEY,
-    rollout_id TEXT NOT NULL,
+    rollout_id TEXT NOT NULL REFERENCES rollouts(id),
     attempt INTEGER NOT NULL,
     parent_id INTEGER,                   -- longest recorded prompt+response that is a prefix of this prompt
     matched_id INTEGER,                  -- the call that the messages continue; with parent_id it names the fork
     fork_cause TEXT NOT NULL DEFAULT '', -- '' when it continues its parent, else first new_thread edited template retokenised
-    base_id INTEGER,                     -- prompt = (prompt+response of base)[:base_len] + new_prompt_ids
+    base_id INTEGER,                     -- an earlier call of the attempt: prompt = (prompt+response of base)[:base_len] + new_prompt_ids
     base_len INTEGER NOT NULL DEFAULT 0,
     prompt_len INTEGER NOT NULL,
     new_prompt_ids BLOB NOT NULL,
     response_ids BLOB NOT NULL,
-    logprobs BLOB NOT NULL,
+    response_len INTEGER NOT NULL,
+    logprobs BLOB NOT NULL,              -- one a response token; empty when the engine gives none
     versions TEXT NOT NULL,              -- [[version, count], ...]
+    version_min INTEGER,                 -- of the sampled tokens
+    version_max INTEGER,
     dialect TEXT NOT NULL,
-    new_messages BLOB NOT NULL,          -- packed ids into messages: those after the first base_messages of base_id's list
-    base_messages INTEGER NOT NULL DEFAULT 0,
+    new_messages BLOB NOT NULL,          -- packed int64 ids into messages: those after the first base_messages of base_id's list
+    base_messages INTEGER NOT NULL DEFAULT 0, -- base_id's list is its prompt's messages and then its reply, if any
     reply_message INTEGER,               -- id into messages
     request TEXT NOT NULL,               -- what the agent asked for: sampling, tools hash, stop, stream ...
     finish_reason TEXT NOT NULL DEFAULT '',
@@ -94,24 +99,27 @@ CREATE TABLE calls (
     first_token_at REAL,
     finished_at REAL NOT NULL
 );
-CREATE INDEX calls_rollout ON calls(rollout_id, attempt);
+-- Holds all that a list of rollouts adds up, so that it never reads the calls themselves.
+CREATE INDEX calls_rollout ON calls(rollout_id, attempt, prompt_len, response_len, version_min, version_max);
 
 CREATE TABLE samples (
     id INTEGER PRIMARY KEY,
     step INTEGER NOT NULL,
-    rollout_id TEXT NOT NULL,
+    rollout_id TEXT NOT NULL REFERENCES rollouts(id),
     calls TEXT NOT NULL,                 -- [[call id, trained 0|1], ...] from root to leaf
     tokens INTEGER NOT NULL,
     trained_tokens INTEGER NOT NULL,
     advantage REAL NOT NULL,
-    weight REAL NOT NULL                 -- of each trained token
+    weight REAL NOT NULL,                -- of each trained token
+    rolled_back INTEGER NOT NULL DEFAULT 0
 );
 CREATE INDEX samples_step ON samples(step);
-CREATE INDEX samples_rollout ON samples(rollout_id);
+CREATE INDEX samples_rollout ON samples(rollout_id, trained_tokens);
 
 CREATE TABLE steps (
-    step INTEGER PRIMARY KEY,            -- from 1
-    version INTEGER NOT NULL,            -- the policy version it made
+    id INTEGER PRIMARY KEY,
+    step INTEGER NOT NULL,               -- from 1; after a roll back a number is used again
+    version INTEGER NOT NULL,            -- the policy version it made; of a skipped step the one it left
     state TEXT NOT NULL,                 -- applied | skipped | rolled_back
     metrics TEXT NOT NULL,
     started_at REAL NOT NULL,
@@ -126,7 +134,8 @@ CREATE TABLE policy_versions (
 );
 
 CREATE TABLE checkpoints (
-    step INTEGER PRIMARY KEY,
+    id INTEGER PRIMARY KEY,
+    step INTEGER NOT NULL,
     version INTEGER NOT NULL,
     path TEXT NOT NULL,
     state TEXT NOT NULL,                 -- kept | removed | rolled_back
@@ -138,7 +147,7 @@ CREATE TABLE evaluations (
     step INTEGER NOT NULL,
     version INTEGER NOT NULL,
     split TEXT NOT NULL,
-    state TEXT NOT NULL,                 -- running | done | abandoned
+    state TEXT NOT NULL,                 -- running | done | abandoned | rolled_back
     result TEXT NOT NULL DEFAULT '{}',
     started_at REAL NOT NULL,
     finished_at REAL

@@ -1,0 +1,181 @@
+"""The database file: opening, migrating, backing up and checking it. What is in it is the business of `store.py`."""
+
+from __future__ import annotations
+
+import re
+import sqlite3
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from aglite.errors import StoreError
+
+MIGRATIONS = Path(__file__).parent / "migrations"
+APPLICATION_ID = 0x61676C74  # "aglt" in the file's header, so that `file` and we know whose it is
+BUSY_TIMEOUT_S = 10
+
+
+def open_writer(path: Path, migrations: Path = MIGRATIONS) -> sqlite3.Connection:
+    """Open (or create) the file for writing and bring its schema up to date, after a backup copy of an older one.
+
+    Raises StoreError for a file that is not aglite's, is damaged, comes from a newer aglite or lies where SQLite
+    cannot work.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    connection = _connect(path)
+    try:
+        version = _version(connection, path, migrations)
+        mode = connection.execute("PRAGMA journal_mode = WAL").fetchone()[0]
+        if mode != "wal":
+            raise StoreError(
+                f"{path}: this file system does not take SQLite's write-ahead log (it offers {mode!r})",
+                "put the run directory on a local disk",
+            )
+        connection.execute("PRAGMA synchronous = NORMAL")
+        connection.execute(f"PRAGMA journal_size_limit = {64 * 1024 * 1024}")
+        if 0 < version < newest(migrations):
+            backup(connection, path.with_name(f"{path.name}.v{version}-{time.strftime('%Y%m%d-%H%M%S')}.bak"))
+        _migrate(connection, migrations)
+        connection.execute("PRAGMA foreign_keys = ON")
+    except sqlite3.Error as error:
+        connection.close()
+        raise explain(error, path) from error
+    except BaseException:
+        connection.close()
+        raise
+    return connection
+
+
+def open_reader(path: Path, migrations: Path = MIGRATIONS) -> sqlite3.Connection:
+    """Open an existing, up-to-date file for reading only. Raises StoreError."""
+    if not path.is_file():
+        raise StoreError(f"there is no database at {path}", "give the directory of a run, such as runs/instruct")
+    connection = _connect(path, "?mode=ro")
+    try:
+        version = _version(connection, path, migrations)
+    except sqlite3.Error as error:
+        connection.close()
+        raise explain(error, path) from error
+    except BaseException:
+        connection.close()
+        raise
+    if version < newest(migrations):
+        connection.close()
+        raise StoreError(
+            f"{path} is of schema version {version}, older than this aglite's {newest(migrations)}",
+            "`aglite up` on its run directory migrates it, after a backup copy",
+        )
+    return connection
+
+
+def newest(migrations: Path = MIGRATIONS) -> int:
+    """The schema version that this aglite writes."""
+    return len(_scripts(migrations))
+
+
+def backup(connection: sqlite3.Connection, target: Path) -> None:
+    """Copy the whole database, what is still in its write-ahead log included, to `target`."""
+    copy = sqlite3.connect(target)
+    try:
+        connection.backup(copy)
+    finally:
+        copy.close()
+
+
+def check(connection: sqlite3.Connection) -> list[str]:
+    """What is wrong with the file: damaged pages, broken indexes, rows that refer to nothing. Empty: it is whole."""
+    found = [row[0] for row in connection.execute("PRAGMA integrity_check(20)")]
+    problems = [] if found == ["ok"] else found
+    for table, rowid, parent, _ in connection.execute("PRAGMA foreign_key_check"):
+        problems.append(f"row {rowid} of {table} refers to a missing row of {parent}")
+    return problems
+
+
+def explain(error: sqlite3.Error, path: Path) -> StoreError:
+    """The StoreError for an SQLite error: what happened to which file, and the mend."""
+    name = getattr(error, "sqlite_errorname", None) or type(error).__name__
+    if name == "SQLITE_FULL":
+        return StoreError(f"{path} could not be written: the disk is full", "free disk space; writing then goes on")
+    if name.startswith("SQLITE_IOERR"):
+        return StoreError(
+            f"{path} could not be read or written ({name}: {error})", "check free space and health of its disk"
+        )
+    if name in ("SQLITE_READONLY", "SQLITE_CANTOPEN", "SQLITE_PERM", "SQLITE_AUTH"):
+        return StoreError(
+            f"{path} cannot be opened or written ({error})", "check that the directory exists and is yours"
+        )
+    if name.startswith("SQLITE_BUSY"):
+        return StoreError(
+            f"{path} stayed locked by another process for {BUSY_TIMEOUT_S} s", "end the other process that writes to it"
+        )
+    if name == "SQLITE_NOTADB" or name.startswith("SQLITE_CORRUPT"):
+        return StoreError(
+            f"{path} is damaged or not a database ({error})",
+            "restore a .bak copy beside it, or start over with `aglite up --fresh`",
+        )
+    return StoreError(f"{path}: {error} ({name})")
+
+
+def _connect(path: Path, mode: str = "") -> sqlite3.Connection:
+    try:
+        connection = sqlite3.connect(
+            f"{path.resolve().as_uri()}{mode}",
+            uri=True,
+            timeout=BUSY_TIMEOUT_S,
+            isolation_level=None,  # transactions are begun and ended by hand
+            check_same_thread=False,
+        )
+    except sqlite3.Error as error:
+        raise explain(error, path) from error
+    connection.row_factory = sqlite3.Row
+    return connection
+
+
+def _version(connection: sqlite3.Connection, path: Path, migrations: Path) -> int:
+    """The file's schema version, 0 when it is empty."""
+    version: int = connection.execute("PRAGMA user_version").fetchone()[0]
+    owner: int = connection.execute("PRAGMA application_id").fetchone()[0]
+    tables: int = connection.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]
+    if tables and owner != APPLICATION_ID:
+        raise StoreError(f"{path} is not a database of aglite", "choose another run directory with --dir")
+    if version > newest(migrations):
+        raise StoreError(
+            f"{path} was written by a newer aglite (schema version {version}; this one knows {newest(migrations)})",
+            "upgrade aglite, or choose another run directory with --dir",
+        )
+    return version
+
+
+def _migrate(connection: sqlite3.Connection, migrations: Path) -> None:
+    for number, script in enumerate(_scripts(migrations), start=1):
+        connection.execute("BEGIN IMMEDIATE")
+        try:
+            # Read under the lock: another process may have migrated the file meanwhile.
+            if connection.execute("PRAGMA user_version").fetchone()[0] < number:
+                for statement in _statements(script.read_text()):
+                    connection.execute(statement)
+                connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
+                connection.execute(f"PRAGMA user_version = {number}")
+            connection.execute("COMMIT")
+        except BaseException:
+            if connection.in_transaction:
+                connection.execute("ROLLBACK")
+            raise
+
+
+def _scripts(migrations: Path) -> list[Path]:
+    scripts = sorted(migrations.glob("*.sql"))
+    for number, script in enumerate(scripts, start=1):
+        if not re.match(rf"{number:04d}_", script.name):
+            raise StoreError(f"migration {script.name} should be number {number:04d}", "reinstall aglite")
+    return scripts
+
+
+def _statements(script: str) -> Iterator[str]:
+    """Split a script, because `executescript` would end the transaction that a migration runs in."""
+    statement = ""
+    for line in script.splitlines(keepends=True):
+        statement += line
+        if sqlite3.complete_statement(statement):
+            yield statement
+            statement = ""
