@@ -1,0 +1,175 @@
+#!/usr/bin/env bash
+# From a fresh clone to a training run.
+#
+#   bash quickstart.sh [OPTIONS OF aglite up]   install, fetch the demo model, start `aglite up recipes/instruct`
+#   bash quickstart.sh install                  only install
+#   bash quickstart.sh test [OPTIONS OF pytest] install what the tests need and run them
+#
+# Running it again is quick: what is there already is kept. Settings: PYTHON (interpreter, 3.11), AGLITE_CACHE (models),
+# AGLITE_TORCH_INDEX (package index that has torch for the CPU; empty: only the indexes that pip knows).
+set -euo pipefail
+
+cd "$(dirname "${BASH_SOURCE[0]}")"
+
+TORCH="torch==2.13.0"
+TORCH_INDEX="${AGLITE_TORCH_INDEX-https://download.pytorch.org/whl/cpu}"
+NEEDED_MB="${AGLITE_NEEDED_MB:-6000}"
+VENV=".venv"
+LOG="$VENV/install.log"
+TIMES=()
+
+say() { printf '%s\n' "$*"; }
+
+# one clear sentence, and what to do
+fail() {
+    printf 'quickstart: %s\n' "$1" >&2
+    [ $# -lt 2 ] || printf '  -> %s\n' "$2" >&2
+    exit 1
+}
+
+# stage NAME COMMAND...: run it and note how long it took
+stage() {
+    local name="$1" start=$SECONDS
+    shift
+    "$@"
+    TIMES+=("$name $((SECONDS - start)) s")
+}
+
+find_python() {
+    local candidate version found=""
+    for candidate in "${PYTHON:-}" python3.11 python3 python; do
+        [ -n "$candidate" ] || continue
+        # a name that is missing, or a pyenv shim without a Python behind it, prints nothing
+        version="$("$candidate" -c 'import sys; print("%d.%d" % sys.version_info[:2])' 2>/dev/null)" || continue
+        if [ "$version" = "3.11" ]; then
+            PYTHON_FOUND="$candidate"
+            return
+        fi
+        found="$found $candidate is $version,"
+    done
+    [ -z "$found" ] || fail "Python 3.11 is needed, but$found and none is 3.11." \
+        "install it (Debian 12: apt install python3.11 python3.11-venv), or name one: PYTHON=/path/to/python3.11 bash quickstart.sh"
+    fail "no Python found; Python 3.11 is needed." "apt install python3.11 python3.11-venv"
+}
+
+check_disk() {
+    local free
+    free="$(df -Pm . | awk 'NR == 2 { print $4 }')"
+    [ "$free" -ge "$NEEDED_MB" ] ||
+        fail "$free MB free on this disk, about $NEEDED_MB MB are needed." "free some disk, or clone to another one"
+}
+
+make_venv() {
+    local output
+    if ! output="$("$PYTHON_FOUND" -m venv --clear "$VENV" 2>&1)"; then
+        case "$output" in
+        *ensurepip* | *"No module named venv"*)
+            fail "this Python cannot make virtual environments (its venv module is not whole)." "apt install python3.11-venv"
+            ;;
+        *"No space left"*) fail "the disk is full." "free some disk and run this again" ;;
+        *) fail "making $VENV failed: ${output##*$'\n'}" ;;
+        esac
+    fi
+}
+
+# pip_install ARGUMENTS...: progress on the screen, everything in the log
+pip_install() {
+    if ! "$VENV/bin/python" -m pip install --disable-pip-version-check --progress-bar off "$@" 2>&1 |
+        tee -a "$LOG" | sed -un 's/^ *Downloading \([^ /]*\) \((.*)\).*/  downloading \1 \2/p; s/^Installing collected.*/  unpacking .../p'; then
+        pip_failed
+    fi
+}
+
+pip_failed() {
+    if grep -q "No space left" "$LOG"; then
+        fail "the disk filled up while installing." "free some disk and run this again"
+    fi
+    if grep -Eq "NewConnectionError|Name or service not known|name resolution|Connection refused|unreachable|ProxyError|timed out" "$LOG"; then
+        fail "the package index cannot be reached." "check the network (or pip's settings) and run this again; the log is $LOG"
+    fi
+    grep -v '^ *$' "$LOG" | tail -n 5 >&2
+    fail "pip failed; its last lines are above, all of them in $LOG."
+}
+
+# the index for CPU builds of torch, if there is one and it answers (pip would retry for minutes)
+torch_index() {
+    [ -n "$TORCH_INDEX" ] || return 0
+    if "$VENV/bin/python" - "$TORCH_INDEX" 2>/dev/null <<'PY'; then
+import sys, urllib.request
+urllib.request.urlopen(urllib.request.Request(sys.argv[1].rstrip("/") + "/torch/", method="HEAD"), timeout=5)
+PY
+        printf -- '--extra-index-url=%s' "$TORCH_INDEX"
+    fi
+}
+
+install_torch() {
+    local index
+    index="$(torch_index)"
+    say "installing $TORCH (CPU)"
+    pip_install ${index:+"$index"} "$TORCH"
+}
+
+install_aglite() {
+    say "installing aglite and what it needs ($1)"
+    pip_install "$TORCH" -e ".[$1]"
+}
+
+# install EXTRAS: make or keep .venv; a stamp says what was installed into it
+install() {
+    local extras="$1" stamp wanted
+    stage python find_python
+    wanted="$(cat pyproject.toml quickstart.sh | cksum) $("$PYTHON_FOUND" -VV) $PWD"
+    stamp="$VENV/.installed-$extras"
+    if [ -f "$stamp" ] && [ "$(cat "$stamp")" = "$wanted" ] && "$VENV/bin/python" -c "" 2>/dev/null; then
+        say "$VENV is up to date"
+        return
+    fi
+    check_disk
+    if ! { [ -f "$VENV/.python" ] && [ "$(cat "$VENV/.python")" = "$("$PYTHON_FOUND" -VV) $PWD" ] &&
+        "$VENV/bin/python" -m pip --version >/dev/null 2>&1; }; then
+        say "making $VENV with $PYTHON_FOUND"
+        stage venv make_venv
+        printf '%s' "$("$PYTHON_FOUND" -VV) $PWD" >"$VENV/.python"
+    fi
+    : >"$LOG"
+    stage torch install_torch
+    stage packages install_aglite "$extras"
+    printf '%s' "$wanted" | tee "$stamp" >"$VENV/.installed-cpu" # every set of extras holds `cpu`
+}
+
+fetch_model() {
+    "$VENV/bin/aglite" model fetch smollm2-135m
+}
+
+print_times() {
+    local IFS=,
+    say "time: ${TIMES[*]}; $SECONDS s in all" | sed 's/,/, /g'
+}
+
+case "${1:-up}" in
+install)
+    install cpu
+    print_times
+    say "installed; next: bash quickstart.sh, or $VENV/bin/aglite --help"
+    ;;
+test)
+    shift
+    install cpu,test
+    stage model fetch_model
+    print_times
+    exec "$VENV/bin/python" -m pytest "$@"
+    ;;
+-h | --help | help)
+    sed -n '2,9s/^# \{0,1\}//p' "$0"
+    ;;
+*)
+    install cpu
+    stage model fetch_model
+    print_times
+    if [ -t 1 ]; then
+        exec "$VENV/bin/aglite" up recipes/instruct "$@"
+    else
+        exec "$VENV/bin/aglite" up recipes/instruct --headless "$@"
+    fi
+    ;;
+esac
