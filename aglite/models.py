@@ -102,7 +102,7 @@ def fetch_model(name: str, progress: Progress | None = None) -> Path:
     folder = cache_dir() / name
     with _refused(folder, "the model cache"):
         folder.parent.mkdir(parents=True, exist_ok=True)
-        lock = open(folder.parent / f".{name}.lock", "w")
+        lock = open(folder.parent / f".{name}.lock", "w")  # noqa: SIM115 - held by the next `with`
     with lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if _is_complete(folder, deep=True):

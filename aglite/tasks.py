@@ -5,6 +5,7 @@ A row is `{"id": str, "public": {...}, "hidden": {...}}`: the agent sees `public
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import subprocess
@@ -24,8 +25,8 @@ FORM = 'a row is {"id": "...", "public": {...}, "hidden": {...}}'
 def load_tasks(source: str, folder: Path, split: str) -> list[dict[str, Any]]:
     """The rows of `source`, a name in the recipe's `folder`, in their order. Raises RecipeError.
 
-    A function runs in a child process: what it imports stays out of this one, its prints go to stderr, and it draws the same
-    sets and hashes each time (PYTHONHASHSEED=0).
+    A function runs in a child process: what it imports and prints stays out of this one, and sets have the same order
+    each time (PYTHONHASHSEED=0).
     """
     where = f"tasks.{split}: {source}"
     if source.endswith(".jsonl"):
@@ -48,6 +49,12 @@ def load_tasks(source: str, folder: Path, split: str) -> list[dict[str, Any]]:
         seen[row["id"]] = place
         checked.append({"id": row["id"], "public": row["public"], "hidden": row.get("hidden", {})})
     return checked
+
+
+def tasks_hash(*splits: list[dict[str, Any]]) -> str:
+    """A checksum of task rows (key order aside), for the manifest and to notice on resume that they changed."""
+    text = json.dumps(splits, sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def _problem(row: Any) -> str | None:

@@ -50,7 +50,9 @@ def has_verb(words: list[str]) -> bool:
     """Whether some word looks like a verb in use: a known form, not straight after an article or a possessive."""
     for before, word in zip(["", *words], words, strict=False):
         stem, _, ending = word.partition("'")
-        if ending in ("re", "m", "ll", "ve", "d", "t") or (ending == "s" and stem in ("it", "that", "there", "what", "he")):
+        if ending in ("re", "m", "ll", "ve", "d", "t") or (
+            ending == "s" and stem in ("it", "that", "there", "what", "he")
+        ):
             return True
         if word in VERB_FORMS and before not in DETERMINERS:
             return True

@@ -167,4 +167,6 @@ def _forms(verb: str) -> list[str]:
 
 
 VERB_FORMS = frozenset(_IRREGULAR).union(*map(_forms, _VERBS))
-DETERMINERS = frozenset("a an the my your his her its our their this that these those some any no every of in on".split())
+DETERMINERS = frozenset(
+    "a an the my your his her its our their this that these those some any no every of in on".split()
+)
