@@ -64,7 +64,7 @@ def create_control_app(supervisor: Supervisor, token: str) -> FastAPI:
 
     @app.get("/api/status", dependencies=guard)
     async def get_status() -> dict[str, Any]:
-        return await status(supervisor)
+        return status(supervisor)
 
     @app.get("/api/rollouts", dependencies=guard)
     async def rollouts(
@@ -122,7 +122,7 @@ def create_control_app(supervisor: Supervisor, token: str) -> FastAPI:
 
     @app.get("/metrics", dependencies=guard)
     async def metrics() -> PlainTextResponse:
-        return PlainTextResponse(prometheus(await status(supervisor)), media_type="text/plain; version=0.0.4")
+        return PlainTextResponse(prometheus(status(supervisor)), media_type="text/plain; version=0.0.4")
 
     return app
 

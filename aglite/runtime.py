@@ -10,7 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from aglite.config import Recipe
+from aglite.engine.base import EngineStats
 from aglite.engine.worker_client import WorkerClient
+from aglite.errors import EngineError
 from aglite.gateway.app import create_model_app
 from aglite.gateway.gateway import Gateway
 from aglite.gateway.renderers import load_renderer
@@ -39,20 +41,30 @@ class Runtime:
         self._sock = bind(recipe.gateway.host, recipe.gateway.port, "the gateway", "gateway.port")
         self.reaper = Reaper(run_dir.path)
         self.worker: WorkerClient
+        self.worker_started = asyncio.Event()
         self.gateway: Gateway
         self.launcher: Launcher
+        self.stats = EngineStats()
+        """The engine's counters, at most a second old while it samples."""
         self._listener: Listener | None = None
+        self._poll: asyncio.Task[None] | None = None
         self._started: list[Any] = []
 
     async def start(self, model_dir: Path, *, trainer: bool, model_name: str = "") -> None:
         """Load the model and open the gateway. Raises AgliteError if a part cannot start; `stop` cleans up then too."""
         recipe = self.recipe
-        command = worker_command()
         await self.reaper.start()
         self._started.append(self.reaper)
-        self.worker = WorkerClient(command, self.run_dir.logs / "worker.log", on_event=self._worker_event)
+        self.worker = WorkerClient(
+            worker_command(),
+            log_path=self.run_dir.logs / "worker.log",
+            env={**os.environ, **self.reaper.environment},
+            on_event=self._worker_event,
+        )
         self._started.append(self.worker)
         await self.worker.start()
+        self.worker_started.set()
+        assert self.worker.pid is not None
         self.reaper.add(self.worker.pid)
         engine = recipe.engine.model_dump()
         engine["context_length"] = engine["context_length"] or CPU_CONTEXT
@@ -71,9 +83,13 @@ class Runtime:
         self._listener = Listener(create_model_app(self.gateway), self._sock)
         await self._listener.start()
         self._started.append(self._listener)
-        self.launcher = Launcher(self.store, self.gateway, recipe, self.run_dir, base_url=lambda: self.url)
+        self.launcher = Launcher(
+            self.store, self.gateway, recipe, self.run_dir, base_url=lambda: self.url, reaper=self.reaper
+        )
         self._started.append(self.launcher)
-        await self.launcher.start()
+        if recipe.agent.backend != "external":
+            await self.launcher.start()
+        self._poll = asyncio.create_task(self._poll_stats())
 
     @property
     def url(self) -> str:
@@ -83,6 +99,8 @@ class Runtime:
 
     async def stop(self) -> None:
         """End the rollouts, the gateway and the model worker, in that order."""
+        if self._poll is not None:
+            self._poll.cancel()
         failures = []
         for part in reversed(self._started):
             try:
@@ -97,10 +115,19 @@ class Runtime:
 
     def _worker_event(self, kind: str, data: dict[str, Any]) -> None:
         if kind == "loading":
-            self.loading = str(data.get("text", ""))
+            self.loading = f"loading: {data['stage']}"
             self.on_line(f"model worker: {self.loading}")
-        elif kind == "micro_batch":
+        elif kind == "train":
             self.progress = data
+
+    async def _poll_stats(self) -> None:
+        """Keep `stats` fresh. The worker answers between two engine steps, so during an update it takes as long."""
+        while True:
+            try:
+                self.stats = await self.worker.stats()
+            except EngineError:
+                return  # the worker is gone; whoever watches it says so
+            await asyncio.sleep(1.0)
 
 
 def worker_command() -> list[str]:

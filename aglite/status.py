@@ -16,15 +16,15 @@ QUEUE_STATES = ("queued", "starting", "running", "grading", "done", "failed", "e
 LOG_EVENTS = 50
 
 
-async def status(supervisor: Supervisor) -> dict[str, Any]:
+def status(supervisor: Supervisor) -> dict[str, Any]:
     """The run as it is now; see the control API in the docs for the keys."""
     recipe, store, run_dir, loop = supervisor.recipe, supervisor.store, supervisor.run_dir, supervisor.loop
     runtime, phases = supervisor.runtime, supervisor.phases
     gateway = getattr(runtime, "gateway", None)
     engine: dict[str, Any] = {"kind": recipe.engine.kind, "running": 0, "waiting": 0, "tokens_per_s": 0.0}
-    if gateway is not None and phases.current != "stopped":
-        stats = await runtime.worker.stats()
-        engine |= {name: getattr(stats, name) for name in stats.__slots__}
+    engine |= {name: getattr(runtime.stats, name) for name in runtime.stats.__slots__}
+    if phases.current not in ("rollout", "evaluating"):
+        engine["tokens_per_s"] = 0.0
     counts = store.counts_by_state()
     steps = [row for row in store.steps() if row["state"] != "rolled_back"]
     checkpoints = [row for row in store.checkpoints() if row["state"] == "kept"]

@@ -50,7 +50,7 @@ class Supervisor:
         run_dir.create()
         self._lock = _lock(run_dir)
         try:
-            self.store = Store.open(run_dir.db)
+            self.store = Store.open(run_dir.db, keep_messages=recipe.retention.traffic == "all")
             self.runtime = Runtime(recipe, run_dir, self.store, on_line=on_line)
         except BaseException:
             self._lock.close()
@@ -188,8 +188,7 @@ class Supervisor:
 
     async def _worker_exit(self) -> EngineError:
         """Waits until the model worker is gone and says why."""
-        while not hasattr(self.runtime, "worker"):
-            await asyncio.sleep(0.05)
+        await self.runtime.worker_started.wait()
         reason = await asyncio.shield(self.runtime.worker.exited)
         return EngineError(
             f"the model worker ended: {reason}",

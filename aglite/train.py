@@ -115,22 +115,7 @@ class TrainSupervisor(Supervisor):
 
     async def _restore(self, loop: TrainingLoop, state: LoopState) -> None:
         """Put the store back to what the checkpoint knows, then the loop."""
-        await self.store.roll_back(state.version)
-        for group in self.store.groups(split="train"):
-            later = group["step"] is not None and group["step"] > state.step
-            unknown = group["state"] in ("open", "complete") and group["id"] not in state.open_groups
-            if group["state"] != "rolled_back" and (later or unknown):
-                await self.store.update_group(group["id"], state="rolled_back")
-                for member in self.store.group_rollouts(group["id"]):
-                    if member["state"] in ("queued", "starting", "running", "grading"):
-                        await self.store.set_rollout_state(member["id"], "cancelled", cause="rolled back")
-                    await self.store.update_rollout(member["id"], fate="rolled_back")
-        for group in self.store.groups(split="val"):
-            if group["state"] == "open":
-                await self.store.update_group(group["id"], state="dropped")
-                for member in self.store.group_rollouts(group["id"]):
-                    if member["state"] in ("queued", "starting", "running", "grading"):
-                        await self.store.set_rollout_state(member["id"], "cancelled", cause="evaluation abandoned")
+        await self.store.roll_back(state.version, keep_groups=state.open_groups)
         done = [row["step"] for row in self.store.evaluations() if row["state"] == "done" and row["step"] <= state.step]
         state.evaluated = max(done, default=-1)
         await loop.restore(state)

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from aglite.config import Recipe
+from aglite.store.records import SampleRecord
 from aglite.training.advantage import advantages, token_weights
 from aglite.training.samples import Sample, build_samples, loss_bearing
 from aglite.training.schedule import plan_micro_batches, split_mini_batches
@@ -42,6 +43,21 @@ class Batch:
     rollouts: list[TrainedRollout]
     fates: dict[str, str]
     metrics: dict[str, Any]
+
+    def sample_records(self) -> list[SampleRecord]:
+        """The samples as the store keeps them."""
+        return [
+            SampleRecord(
+                rollout_id=rollout.rollout_id,
+                calls=sample.calls,
+                tokens=len(sample.input_ids),
+                trained_tokens=sample.trained_tokens,
+                advantage=rollout.advantage,
+                weight=weight,
+            )
+            for rollout in self.rollouts
+            for sample, weight in zip(rollout.samples, rollout.weights, strict=True)
+        ]
 
 
 def build_batch(
@@ -91,12 +107,9 @@ def build_batch(
         first = len(rows)
         skipped += _weigh([rollouts[i] for i in members], members, rows, recipe)
         lengths = [len(row["ids"]) // 4 for row in rows[first:]]
-        names = [row["name"] for row in rows[first:]]
-        micro = plan_micro_batches(lengths, recipe.trainer.tokens_per_micro_batch, names=names) if lengths else []
+        micro = plan_micro_batches(lengths, recipe.trainer.tokens_per_micro_batch, allow_longer=True) if lengths else []
         plan.append([[first + i for i in batch] for batch in micro])
     plan = [mini for mini in plan if mini]
-    for row in rows:
-        del row["name"]
     message = None
     if rows:
         message = {
@@ -112,7 +125,7 @@ def build_batch(
         }
     rewards = [_reward(member) for group in graded for member in group]
     samples = [sample for rollout in rollouts for sample in rollout.samples]
-    trained_tokens = sum(sum(sample.loss_mask) for sample in samples)
+    trained_tokens = sum(sample.trained_tokens for sample in samples)
     encoded = sum(len(sample.input_ids) for sample in samples)
     metrics: dict[str, Any] = {
         "reward_mean": statistics.fmean(rewards) if rewards else 0.0,
@@ -148,18 +161,17 @@ def _weigh(rollouts: list[TrainedRollout], numbers: list[int], rows: list[dict[s
     A row whose advantage is 0 adds exactly 0 to the policy loss and its gradient, so it is counted in every
     denominator but not computed, unless a KL term gives it a gradient of its own.
     """
-    counts = [[sum(sample.loss_mask) for sample in rollout.samples] for rollout in rollouts]
+    counts = [[sample.trained_tokens for sample in rollout.samples] for rollout in rollouts]
     weights = token_weights(recipe.normalize, counts, constant=recipe.agent.limits.sampled_tokens)
     skipped = 0
     for number, rollout, per_sample in zip(numbers, rollouts, weights, strict=True):
         rollout.weights = per_sample
-        for index, (sample, weight) in enumerate(zip(rollout.samples, per_sample, strict=True)):
+        for sample, weight in zip(rollout.samples, per_sample, strict=True):
             if rollout.advantage == 0 and recipe.algorithm.kl == 0:
                 skipped += 1
                 continue
             rows.append(
                 {
-                    "name": f"sample {index} of rollout {rollout.rollout_id}",
                     "ids": array("i", sample.input_ids).tobytes(),
                     "mask": bytes(sample.loss_mask),
                     "logprobs": array("f", sample.logprobs).tobytes(),

@@ -89,9 +89,9 @@ class Groups:
             await self._add_member(group, None if seed is None else seed + index)
         return group
 
-    async def restore(self, row: dict[str, Any], task: dict[str, Any], version: int) -> Group:
+    async def restore(self, row: dict[str, Any], task: dict[str, Any]) -> Group:
         """Take up a group of an earlier process: its graded rollouts count, the others run as new attempts, and those
-        that weights since rolled back had sampled are replaced (`version`: the newest policy version that holds)."""
+        that were rolled back are replaced."""
         group = Group(
             row["id"], task, row["split"], row["size"], row["created_version"], row["eval_id"], row["refills"]
         )
@@ -99,10 +99,7 @@ class Groups:
         for member in self._store.group_rollouts(group.id):
             if member["fate"] == "rolled_back":
                 continue
-            newest = member["policy_version_max"]
-            if newest is not None and newest > version:
-                await self._store.update_rollout(member["id"], fate="rolled_back")
-            elif member["state"] in ("done", "failed"):
+            if member["state"] in ("done", "failed"):
                 group.members[member["id"]] = Outcome(
                     state=member["state"],
                     cause=member["cause"],

@@ -15,11 +15,10 @@ from aglite.errors import AgliteError
 from aglite.evaluation import Evaluation
 from aglite.phases import PhaseMachine
 from aglite.runtime import Runtime
+from aglite.training.advantage import update_baseline
 from aglite.training.batch import Batch, build_batch
 from aglite.training.groups import Group, Groups
 
-BASELINE_DECAY = 0.9
-"""Decay of the exponential mean of rewards that `reinforce` subtracts."""
 DISK_POLL_S = 5.0
 
 
@@ -200,15 +199,12 @@ class TrainingLoop:
             result = await self.runtime.worker.train(batch.message)
         if result["applied"]:
             self.state.version = self.store.next_version()
-            await self.store.add_policy_version(self.state.version, step)
         elif batch.message is not None:
             await self.store.add_event(
                 "error", "step", f"step {step}: loss or gradient was not finite; the update is not applied"
             )
-        rewards = batch.metrics["reward_mean"]
-        if batch.metrics["rollouts"]:
-            old = self.state.baseline
-            self.state.baseline = rewards if old is None else BASELINE_DECAY * old + (1 - BASELINE_DECAY) * rewards
+        rewards = [reward for group in groups for reward in group.rewards()]
+        self.state.baseline = update_baseline(self.state.baseline, rewards)
         await self._record(step, groups, batch, result, started)
         self.state.step = step
 
@@ -232,13 +228,18 @@ class TrainingLoop:
         metrics = {**batch.metrics, **{key: value for key, value in result.items() if key != "applied"}}
         metrics["lr"] = self._learning_rate()
         metrics["groups_dropped"] = self.groups.dropped
-        await self.store.add_samples(step, batch.rollouts)
-        for rollout_id, fate in batch.fates.items():
-            await self.store.update_rollout(rollout_id, step=step, fate=fate)
-        for group in groups:
-            await self.store.update_group(group.id, state="trained", step=step)
         state = "applied" if result["applied"] else "skipped"
-        await self.store.add_step(step, self.state.version, state, metrics, started, time.time())
+        await self.store.add_step(
+            step,
+            self.state.version,
+            state,
+            metrics,
+            started,
+            time.time(),
+            samples=batch.sample_records(),
+            fates=batch.fates,
+            groups=[group.id for group in groups],
+        )
         await self.store.add_event("info", "step", f"step {step}", {"step": step, "state": state, **metrics})
         if metrics.get("logprob_gap_mean", 0.0) > 1e-3:
             await self.store.add_event(
@@ -313,7 +314,7 @@ class TrainingLoop:
                     f"the run's task {row['task_id']} is no longer in {self.recipe.tasks.train}",
                     "put the tasks back as they were, or begin anew with --fresh",
                 )
-            await self.groups.restore(row, task, state.version)
+            await self.groups.restore(row, task)
 
     # pauses
 
