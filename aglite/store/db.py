@@ -84,11 +84,15 @@ def backup(connection: sqlite3.Connection, target: Path) -> None:
 
 def check(connection: sqlite3.Connection) -> list[str]:
     """What is wrong with the file: damaged pages, broken indexes, rows that refer to nothing. Empty: it is whole."""
-    found = [row[0] for row in connection.execute("PRAGMA integrity_check(20)")]
-    problems = [] if found == ["ok"] else found
-    for table, rowid, parent, _ in connection.execute("PRAGMA foreign_key_check"):
-        problems.append(f"row {rowid} of {table} refers to a missing row of {parent}")
-    return problems
+    found: list[str] = []
+    try:
+        found.extend(row[0] for row in connection.execute("PRAGMA integrity_check(20)"))
+    except sqlite3.DatabaseError as error:  # so damaged that SQLite gives up on the way
+        return [*found, str(error)]
+    if found != ["ok"]:
+        return found
+    orphans = connection.execute("PRAGMA foreign_key_check")
+    return [f"row {rowid} of {table} refers to a missing row of {parent}" for table, rowid, parent, _ in orphans]
 
 
 def explain(error: sqlite3.Error, path: Path) -> StoreError:

@@ -17,8 +17,8 @@ class CallRecord:
     """One model request of an attempt, as the gateway records it.
 
     Tokens are kept once: prompt = (prompt + response of call `base_id`)[:base_len] + new_prompt_ids, without a base
-    just new_prompt_ids. Messages likewise: the list of a call is its prompt's messages followed by its reply, if it has one;
-    the prompt's messages of this call = (list of `base_id`)[:base_messages] + new_messages.
+    just new_prompt_ids. Messages likewise: the list of a call is its prompt's messages followed by its reply, if it
+    has one; the prompt's messages of this call = (list of `base_id`)[:base_messages] + new_messages.
     """
 
     rollout_id: str

@@ -71,6 +71,8 @@ def token_weights(
     rollouts = sum(total > 0 for total in per_rollout)
     samples = sum(count > 0 for counts in trained_tokens for count in counts)
     everything = sum(per_rollout)
+    if normalize not in ("rollout", "rollout_constant", "token", "sample"):
+        raise ValueError(f"no normalisation is called {normalize!r}")
     if normalize == "rollout_constant" and not constant:
         raise ValueError("rollout_constant needs its constant, the recipe's limits.sampled_tokens")
 
@@ -84,9 +86,8 @@ def token_weights(
                 return 1 / (rollouts * (constant or 1))
             case "token":
                 return 1 / everything
-            case "sample":
+            case _:
                 return 1 / (samples * count)
-        raise ValueError(f"no normalisation is called {normalize!r}")
 
     return [
         [weight(total, count) for count in counts] for total, counts in zip(per_rollout, trained_tokens, strict=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import TypeVar
 
 from aglite.errors import AgliteError
@@ -52,7 +53,7 @@ def split_mini_batches(rollouts: Sequence[Rollout], n: int) -> list[list[Rollout
     """
     n = min(n, len(rollouts))
     bounds = [len(rollouts) * part // n for part in range(n + 1)] if n else [0]
-    return [list(rollouts[start:stop]) for start, stop in zip(bounds, bounds[1:], strict=False)]
+    return [list(rollouts[start:stop]) for start, stop in pairwise(bounds)]
 
 
 def _balance(order: Sequence[int], lengths: Sequence[int], count: int, budget: int) -> list[list[int]] | None:
