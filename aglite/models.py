@@ -115,6 +115,11 @@ def fetch_model(name: str, progress: Progress | None = None) -> Path:
     return folder
 
 
+def is_cached(name: str) -> bool:
+    """Whether built-in model `name` is on this disk, whole."""
+    return _is_complete(cache_dir() / name)
+
+
 def check_folder(folder: Path) -> Path:
     """`folder` itself if it holds a whole model (config, tokenizer, safetensors weights); otherwise ModelError."""
 

@@ -1,0 +1,132 @@
+import json
+import subprocess
+import sys
+from importlib import metadata
+
+import pytest
+
+from aglite import doctor
+from aglite.doctor import Check
+
+
+def test_a_fit_machine_has_no_errors_and_every_finding_is_named_once():
+    found = doctor.checks()
+    assert [check for check in found if check.status == "error"] == []
+    names = [check.name for check in found]
+    assert len(set(names)) == len(names)
+    assert {"python", "torch", "verl", "memory", "disk", "models", "ports", "gpu", "docker", "kubernetes"} <= set(names)
+    assert all(check.mend for check in found if check.status != "ok"), "what is not ok says what mends it"
+
+
+def test_it_does_not_load_torch():
+    code = "import sys; from aglite.doctor import checks; checks(); print('torch' in sys.modules, 'verl' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["False", "False"]
+
+
+def test_wrong_python_is_an_error():
+    assert doctor.python((3, 12, 1)).status == "error"
+    assert doctor.python((3, 11, 2)).status == "ok"
+
+
+def test_versions_are_compared_with_the_tried_ones():
+    versions = {"torch": "2.13.0+cpu", "verl": "0.9.0", "transformers": "5.11.0", "tensordict": "0.10.0"}
+
+    def installed(name):
+        if name not in versions:
+            raise metadata.PackageNotFoundError(name)
+        return versions[name]
+
+    status = {check.name: check.status for check in doctor.packages(installed)}
+    assert status == {
+        "torch": "ok",
+        "verl": "warning",
+        "transformers": "warning",
+        "tensordict": "ok",
+        "renderers": "error",
+    }
+
+
+@pytest.mark.parametrize("version, status", [("5.5.2", "warning"), ("5.5.3", "ok"), ("5.10.4", "ok"), ("6.0", "warning")])
+def test_transformers_range(version, status):
+    check = next(check for check in doctor.packages(lambda name: version) if check.name == "transformers")
+    assert check.status == status
+
+
+@pytest.mark.parametrize("free, status", [(50e9, "ok"), (3e9, "warning"), (1e9, "error")])
+def test_disk(tmp_path, free, status):
+    assert doctor.disk(tmp_path, "disk", int(free)).status == status
+
+
+def test_little_memory_is_a_warning():
+    assert doctor.memory(4_000_000_000).status == "warning"
+
+
+def test_an_empty_model_cache_names_the_command(tmp_path, monkeypatch):
+    monkeypatch.setenv("AGLITE_CACHE", str(tmp_path))
+    check = doctor.model_cache()
+    assert check.status == "warning" and check.mend == "aglite model fetch smollm2-135m"
+
+
+def test_docker_that_does_not_answer_is_a_warning(tmp_path, monkeypatch):
+    import socket
+
+    path = tmp_path / "docker.sock"
+    with socket.socket(socket.AF_UNIX) as server:
+        server.bind(str(path))  # bound but not listening: connections are refused
+        monkeypatch.setenv("DOCKER_HOST", f"unix://{path}")
+        assert doctor.docker().status == "warning"
+    monkeypatch.setenv("DOCKER_HOST", f"unix://{tmp_path}/none")
+    assert doctor.docker().status == "ok"
+
+
+def test_kubernetes_configuration_is_found_or_missed(tmp_path, monkeypatch):
+    monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
+    config = tmp_path / "config"
+    monkeypatch.setenv("KUBECONFIG", str(config))
+    assert doctor.kubernetes().status == "warning"
+    config.write_text("")
+    assert str(config) in doctor.kubernetes().detail
+
+
+class _Nvml:
+    """The few calls of pynvml that are used, for a machine with one GPU."""
+
+    class NVMLError(Exception):
+        pass
+
+    def __init__(self, broken=False):
+        self.broken = broken
+
+    def nvmlInit(self):
+        if self.broken:
+            raise self.NVMLError("no driver")
+
+    def nvmlShutdown(self):
+        pass
+
+    def nvmlDeviceGetCount(self):
+        return 1
+
+    def nvmlDeviceGetHandleByIndex(self, index):
+        return index
+
+    def nvmlDeviceGetMemoryInfo(self, handle):
+        return type("Info", (), {"total": 80_000_000_000})
+
+    def nvmlDeviceGetName(self, handle):
+        return b"NVIDIA A100"
+
+    def nvmlSystemGetDriverVersion(self):
+        return "570.1"
+
+
+def test_gpu():
+    assert doctor.gpu(_Nvml()) == Check("gpu", "ok", "NVIDIA A100 (80 GB), driver 570.1")
+    assert "no NVIDIA GPU" in doctor.gpu(_Nvml(broken=True)).detail
+
+
+def test_the_command_prints_json(tmp_path):
+    done = subprocess.run([sys.executable, "-m", "aglite", "doctor", "--json"], capture_output=True, text=True)
+    found = json.loads(done.stdout)
+    assert {"name", "status", "detail", "mend"} == set(found[0])
