@@ -1,0 +1,1 @@
+"""Rollouts: agents launched, watched, ended and graded. `launcher.Launcher` is the way in."""

@@ -1,0 +1,54 @@
+"""Why a rollout ended other than well: a closed list, split into whose fault it is."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+Kind = Literal["policy", "infrastructure", "cancelled"]
+
+CAUSES: dict[str, tuple[Kind, bool]] = {
+    # code: (whose it is, whether another attempt can help)
+    "exit": ("policy", False),  # the agent ended with a non-zero exit code
+    "signal": ("policy", False),  # the agent was ended by a signal that aglite did not send
+    "wall_time": ("policy", False),  # agent.limits.wall_s
+    "calls": ("policy", False),  # agent.limits.calls, and the agent did not end well
+    "sampled_tokens": ("policy", False),  # agent.limits.sampled_tokens, and the agent did not end well
+    "request_bytes": ("policy", False),  # agent.limits.request_bytes, and the agent did not end well
+    "memory": ("policy", False),  # agent.limits.memory_mb
+    "engine": ("infrastructure", True),  # the agent's last call ended in an error of ours
+    "launch": ("infrastructure", True),  # the machine could not start the agent (processes, memory, disk)
+    "grader": ("infrastructure", False),  # raised, hung or gave no number, twice; the agent's work is not to blame
+    "recipe": ("infrastructure", False),  # the recipe names something that is not there
+    "killed": ("cancelled", False),  # `kill` of this rollout
+    "stopped": ("cancelled", False),  # the run was stopped
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Cause:
+    """One of CAUSES with what happened in particular. As text, the way the store has it: `code: detail`."""
+
+    code: str
+    detail: str = ""
+
+    def __post_init__(self) -> None:
+        if self.code not in CAUSES:
+            raise ValueError(f"no cause {self.code!r}")
+
+    @property
+    def kind(self) -> Kind:
+        return CAUSES[self.code][0]
+
+    @property
+    def retryable(self) -> bool:
+        return CAUSES[self.code][1]
+
+    def __str__(self) -> str:
+        return f"{self.code}: {self.detail}" if self.detail else self.code
+
+
+def kind_of(cause: str) -> Kind | None:
+    """The kind of a cause as the store has it; None for '' and for text that is no cause."""
+    known = CAUSES.get(cause.partition(":")[0])
+    return known[0] if known else None

@@ -1,0 +1,81 @@
+"""What becomes of a rollout: from what happened to a state, a cause and flags. Pure."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+from aglite.config import Limits
+from aglite.rollouts.causes import Cause
+from aglite.rollouts.process import Exit
+
+State = Literal["done", "failed", "error", "cancelled"]
+STATE_OF: Mapping[str, State] = {"policy": "failed", "infrastructure": "error", "cancelled": "cancelled"}
+
+SESSION_LIMITS = ("calls", "sampled_tokens", "request_bytes")
+NO_MEMORY = ("MemoryError", "Cannot allocate memory", "bad_alloc", "out of memory")
+"""How programs say that an allocation failed, in their last line."""
+
+
+@dataclass(slots=True)
+class Outcome:
+    """How a rollout ended.
+
+    `done`: the agent exited with 0. `failed`: it did not, by its own fault; there is a reward all the same.
+    `error`: the infrastructure failed. `cancelled`: it was killed, or the run was stopped. These two have no reward.
+    """
+
+    state: State
+    cause: str
+    reward: float | None
+    breakdown: dict[str, float] = field(default_factory=dict)
+    flags: list[str] = field(default_factory=list)
+    attempt: int = 0
+
+
+def cause_of(
+    exit: Exit,
+    *,
+    limits: Limits,
+    out_of_time: bool,
+    limits_hit: Collection[str],
+    infra_error: str | None,
+    last_line: str,
+) -> Cause | None:
+    """Why an attempt that ran to its end did not end well; None if it did.
+
+    An error of ours in its last call comes first: what the agent made of it says nothing about the agent.
+    """
+    if infra_error:
+        return Cause("engine", infra_error)
+    if out_of_time:
+        return Cause("wall_time", f"{limits.wall_s:g} s")
+    if exit.code == 0:
+        return None
+    for name in SESSION_LIMITS:
+        if name in limits_hit:
+            return Cause(name, f"{getattr(limits, name)}; then {_describe(exit, last_line)}")
+    if exit.peak_rss_mb > 0.9 * limits.memory_mb or any(text in last_line for text in NO_MEMORY):
+        return Cause("memory", f"limit {limits.memory_mb} MB; {_describe(exit, last_line)}")
+    if exit.code < 0:
+        return Cause("signal", signal.Signals(-exit.code).name)
+    return Cause("exit", _describe(exit, last_line))
+
+
+def _describe(exit: Exit, last_line: str) -> str:
+    how = f"code {exit.code}" if exit.code >= 0 else signal.Signals(-exit.code).name
+    return f"{how}: {last_line}" if last_line else how
+
+
+def flags_of(*, calls: int, limits_hit: Collection[str], log_cut: bool, stragglers: bool) -> list[str]:
+    """What is worth knowing about an attempt besides its end, also when it ended well."""
+    flags = [f"limit:{name}" for name in sorted(limits_hit)]
+    if calls == 0:
+        flags.append("no_calls")
+    if log_cut:
+        flags.append("log_cut")
+    if stragglers:
+        flags.append("stragglers")
+    return flags
