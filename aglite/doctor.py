@@ -150,10 +150,10 @@ def gpu(nvml: Any = None) -> Check:
 
 
 def docker() -> Check:
-    """Needed for `backend: docker` only, so never more than a warning."""
+    """Local agents do without, so never more than a warning."""
     address = os.environ.get("DOCKER_HOST", "unix:///var/run/docker.sock")
     if address.startswith("unix://") and not Path(address.removeprefix("unix://")).exists():
-        return Check("docker", "ok", "not there; only `backend: docker` needs it")
+        return Check("docker", "ok", "not there; local agents do not need it")
     import docker as sdk
 
     try:
@@ -169,7 +169,7 @@ def docker() -> Check:
 
 
 def kubernetes() -> Check:
-    """Needed for `backend: kubernetes` only."""
+    """Whether a cluster is configured."""
     if os.environ.get("KUBERNETES_SERVICE_HOST"):
         return Check("kubernetes", "ok", "running inside a cluster")
     named = os.environ.get("KUBECONFIG")
@@ -181,4 +181,4 @@ def kubernetes() -> Check:
         return Check(
             "kubernetes", "warning", f"KUBECONFIG names {named}, which is no file", "correct or unset KUBECONFIG"
         )
-    return Check("kubernetes", "ok", "no configuration; only `backend: kubernetes` needs one")
+    return Check("kubernetes", "ok", "no configuration; local agents do not need one")

@@ -19,7 +19,9 @@ def test_a_fit_machine_has_no_errors_and_every_finding_is_named_once():
 
 
 def test_it_does_not_load_torch():
-    code = "import sys; from aglite.doctor import checks; checks(); print('torch' in sys.modules, 'verl' in sys.modules)"
+    code = (
+        "import sys; from aglite.doctor import checks; checks(); print('torch' in sys.modules, 'verl' in sys.modules)"
+    )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.split() == ["False", "False"]
 
@@ -47,7 +49,9 @@ def test_versions_are_compared_with_the_tried_ones():
     }
 
 
-@pytest.mark.parametrize("version, status", [("5.5.2", "warning"), ("5.5.3", "ok"), ("5.10.4", "ok"), ("6.0", "warning")])
+@pytest.mark.parametrize(
+    "version, status", [("5.5.2", "warning"), ("5.5.3", "ok"), ("5.10.4", "ok"), ("6.0", "warning")]
+)
 def test_transformers_range(version, status):
     check = next(check for check in doctor.packages(lambda name: version) if check.name == "transformers")
     assert check.status == status
