@@ -72,10 +72,10 @@ make_venv() {
     fi
 }
 
-# pip_install ARGUMENTS...: progress on the screen, everything in the log
+# pip_install ARGUMENTS...: the larger downloads on the screen, everything in the log
 pip_install() {
     if ! "$VENV/bin/python" -m pip install --disable-pip-version-check --progress-bar off "$@" 2>&1 |
-        tee -a "$LOG" | sed -un 's/^ *Downloading \([^ /]*\) \((.*)\).*/  downloading \1 \2/p; s/^Installing collected.*/  unpacking .../p'; then
+        tee -a "$LOG" | sed -un 's/^ *Downloading \([^ ]*\) \((.* MB)\).*/  downloading \1 \2/p; s/^Installing collected.*/  unpacking .../p'; then
         pip_failed
     fi
 }

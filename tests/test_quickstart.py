@@ -1,0 +1,186 @@
+"""quickstart.sh: each failure ends in one clear sentence. Pythons, pip and df are stand-ins found through PATH."""
+
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+
+TOOLS = ["awk", "bash", "cat", "chmod", "cksum", "cp", "df", "dirname", "grep", "mkdir", "sed", "tail", "tee"]
+
+# What `python -m venv` of the stand-in makes: a python whose pip does what $PIP_SAYS says, and an `aglite` that echoes.
+FAKE_PYTHON = """#!/bin/bash
+version="${FAKE_VERSION:-3.11}"
+case "$*" in
+-VV) echo "Python $version.9 (fake)" ;;
+*version_info*) echo "$version" ;;
+*"-m venv"*)
+    [ -z "${VENV_SAYS:-}" ] || { echo "$VENV_SAYS"; exit 1; }
+    mkdir -p .venv/bin && cp "$0" .venv/bin/python
+    printf '#!/bin/bash\\necho "aglite $*"\\n' >.venv/bin/aglite && chmod +x .venv/bin/aglite ;;
+*"-m pip --version"*) ;;
+*"-m pip install"*)
+    echo "pip $*" >>pip.calls
+    [ -z "${PIP_SAYS:-}" ] || { echo "$PIP_SAYS"; exit 1; }
+    echo "  Downloading torch-2.13.0.whl (190 MB)" ;;
+*"-m pytest"*) echo "pytest ran: $*" ;;
+"-c ") ;;
+*) exit 1 ;;
+esac
+"""
+
+
+@pytest.fixture
+def clone(tmp_path):
+    """A folder with the script, and `run(*arguments, **environment)`; PATH holds only what the script may use."""
+    clone, tools = tmp_path / "clone", tmp_path / "bin"
+    clone.mkdir()
+    tools.mkdir()
+    for file in ("quickstart.sh", "pyproject.toml"):
+        shutil.copy(ROOT / file, clone)
+    for tool in TOOLS:
+        (tools / tool).symlink_to(shutil.which(tool))
+    (tools / "python3.11").write_text(FAKE_PYTHON)
+    (tools / "python3.11").chmod(0o755)
+
+    class Clone:
+        path = clone
+        bin = tools
+
+        def run(self, *arguments, **environment):
+            return subprocess.run(
+                [shutil.which("bash"), "quickstart.sh", *arguments],
+                cwd=clone,
+                env={
+                    "PATH": str(tools),
+                    "AGLITE_TORCH_INDEX": "",
+                    "AGLITE_NEEDED_MB": "1",
+                    "HOME": str(tmp_path),
+                    **environment,
+                },
+                capture_output=True,
+                text=True,
+                timeout=60,
+            )
+
+        def fails(self, *arguments, **environment):
+            done = self.run(*arguments, **environment)
+            assert done.returncode == 1
+            sentences = [line for line in done.stderr.splitlines() if line.startswith("quickstart: ")]
+            assert len(sentences) == 1, done.stderr
+            return done.stderr
+
+    return Clone()
+
+
+def test_the_whole_way(clone):
+    done = clone.run("--steps", "3")
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.splitlines()
+    assert lines[-1] == "aglite up recipes/instruct --headless --steps 3"  # stdout is no terminal here
+    assert "aglite model fetch smollm2-135m" in lines
+    assert any(line.startswith("time: python ") and "torch" in line and "s in all" in line for line in lines)
+    assert "  downloading torch-2.13.0.whl (190 MB)" in lines
+    torch, packages = (clone.path / "pip.calls").read_text().splitlines()
+    assert torch.endswith("torch==2.13.0") and packages.endswith("torch==2.13.0 -e .[cpu]")
+
+
+def test_a_second_time_installs_nothing(clone):
+    clone.run("install")
+    calls = (clone.path / "pip.calls").read_text()
+    done = clone.run("install")
+    assert ".venv is up to date" in done.stdout and (clone.path / "pip.calls").read_text() == calls
+
+
+def test_tests_install_what_they_need_and_pass_options_on(clone):
+    done = clone.run("test", "-x", "tests/test_config.py")
+    assert "pytest ran: -m pytest -x tests/test_config.py" in done.stdout
+    assert "-e .[cpu,test]" in (clone.path / "pip.calls").read_text()
+    assert ".venv is up to date" in clone.run("install").stdout
+
+
+def test_a_changed_pyproject_installs_again_without_a_new_venv(clone):
+    clone.run("install")
+    with (clone.path / "pyproject.toml").open("a") as file:
+        file.write("# changed\n")
+    done = clone.run("install")
+    assert "installing aglite" in done.stdout and "making .venv" not in done.stdout
+
+
+def test_another_python_makes_a_new_venv(clone):
+    clone.run("install")
+    (clone.path / ".venv" / ".python").write_text("Python 3.11.1")
+    (clone.path / ".venv" / ".installed-cpu").unlink()
+    assert "making .venv" in clone.run("install").stdout
+
+
+def test_no_python(clone):
+    (clone.bin / "python3.11").unlink()
+    assert "no Python found; Python 3.11 is needed." in clone.fails()
+
+
+def test_another_python_version(clone):
+    message = clone.fails(FAKE_VERSION="3.13")
+    assert "Python 3.11 is needed, but python3.11 is 3.13" in message and "apt install python3.11" in message
+
+
+def test_a_shim_without_a_python_behind_it_is_passed_over(clone):
+    (clone.bin / "python3.11").rename(clone.bin / "python3")
+    (clone.bin / "python3.11").write_text("#!/bin/bash\necho 'pyenv: python3.11: command not found' >&2; exit 127\n")
+    (clone.bin / "python3.11").chmod(0o755)
+    assert "making .venv with python3" in clone.run("install").stdout
+
+
+def test_a_named_python_is_used(clone):
+    mine = clone.path / "mine"
+    (clone.bin / "python3.11").rename(mine)
+    assert f"making .venv with {mine}" in clone.run("install", PYTHON=str(mine)).stdout
+
+
+def test_no_venv_module(clone):
+    says = "The virtual environment was not created successfully because ensurepip is not available."
+    assert "apt install python3.11-venv" in clone.fails(VENV_SAYS=says)
+
+
+def test_no_disk(clone):
+    assert "MB free on this disk, about 999999999 MB are needed." in clone.fails(AGLITE_NEEDED_MB="999999999")
+
+
+@pytest.mark.parametrize(
+    "says, said",
+    [
+        ("ERROR: [Errno 28] No space left on device", "the disk filled up while installing."),
+        ("NewConnectionError: Temporary failure in name resolution", "the package index cannot be reached."),
+        ("ERROR: No matching distribution found for torch==2.13.0", "pip failed; its last lines are above"),
+    ],
+)
+def test_pip_fails(clone, says, said):
+    message = clone.fails(PIP_SAYS=says)
+    assert said in message
+    assert not (clone.path / ".venv" / ".installed-cpu").exists()
+    assert clone.run("install").returncode == 0, "the next try goes on from there"
+
+
+def test_a_failed_fetch_stops_before_the_run(clone):
+    clone.run("install")
+    (clone.path / ".venv" / "bin" / "aglite").write_text('#!/bin/bash\necho "aglite $*"; exit 1\n')
+    done = clone.run()
+    assert done.returncode == 1 and "aglite up" not in done.stdout
+
+
+def test_help_names_the_ways_to_call_it(clone):
+    done = clone.run("--help")
+    assert done.returncode == 0 and "quickstart.sh test" in done.stdout
+
+
+@pytest.mark.skipif(shutil.which("shellcheck") is None, reason="shellcheck is not installed")
+def test_shellcheck():
+    done = subprocess.run(["shellcheck", ROOT / "quickstart.sh", ROOT / ".ci" / "run"], capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout
+
+
+def test_scripts_can_be_run():
+    assert os.access(ROOT / "quickstart.sh", os.X_OK) and os.access(ROOT / ".ci" / "run", os.X_OK)
