@@ -1,7 +1,7 @@
 """What an answer is worth, from 0 to 1.
 
-Form is paid only together with content: an answer of the right shape that says nothing, copies the task, repeats itself or never
-ends is worth nothing. That is not pedantry. A model under training finds every such gap within a few steps.
+Form is paid only together with content: an answer of the right shape that says nothing, copies the task, repeats
+itself or never ends is worth nothing. That is not pedantry: a model under training finds every such gap in a few steps.
 """
 
 from __future__ import annotations

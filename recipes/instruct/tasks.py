@@ -2,7 +2,7 @@
 
     {"id": "train-0001", "public": {"family", "instruction", ...}, "hidden": {...}}
 
-The public part is what the agent gets: the instruction and what its own checker needs. The hidden part is for the grader.
+The agent gets the public part: the instruction and what its own checker needs. The hidden part is for the grader.
 """
 
 from __future__ import annotations
