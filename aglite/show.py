@@ -4,30 +4,51 @@ from __future__ import annotations
 
 from typing import Any
 
-from aglite.errors import AgliteError
 from aglite.paths import RunDir
 from aglite.store import Store
 
 LOG_TAIL_BYTES = 16 * 1024
 
 
-def rollout_detail(store: Store, run_dir: RunDir, rollout_id: str) -> dict[str, Any]:
-    """The rollout's JSON with `task`, `calls` (messages, no tokens), `sample_rows`, `states` and `log_tail`.
+def rollout_detail(store: Store, run_dir: RunDir, rollout_id: str, *, tokens: bool = False) -> dict[str, Any]:
+    """The rollout's JSON with `task`, `states`, `log_tail`, `call_rows` (each with the `messages` of its prompt and its
+    `reply`) and `sample_rows`; with `tokens` both also carry token ids, log-probabilities and versions.
 
-    Raises AgliteError when there is no such rollout.
+    Raises StoreError when there is no such rollout.
     """
     rollout = store.rollout(rollout_id)
-    if rollout is None:
-        raise AgliteError(f"no rollout {rollout_id}", "see `aglite rollouts`")
-    calls = store.calls(rollout_id, rollout["attempt"] or None)
+    tasks = store.tasks(rollout["split"])
     log = run_dir.rollout_log(rollout_id, rollout["attempt"])
     return {
         **rollout,
-        "task": store.task(rollout["split"], rollout["task_id"]),
+        "task": next((task for task in tasks if task["id"] == rollout["task_id"]), None),
         "states": store.rollout_states(rollout_id),
-        "call_rows": [{**call_summary(call), "messages": store.messages(call)} for call in calls],
-        "sample_rows": store.samples(rollout_id=rollout_id),
+        "call_rows": [
+            {
+                **(call.json() if tokens else {}),
+                **call_summary(call),
+                "messages": store.messages(call),
+                "reply": store.reply(call),
+            }
+            for call in store.calls(rollout_id)
+        ],
+        "sample_rows": [
+            {**(sample.json() if tokens else {}), **sample_summary(sample)}
+            for sample in store.samples(rollout_id=rollout_id)
+        ],
         "log_tail": _tail(log) if log.is_file() else "",
+    }
+
+
+def sample_summary(sample: Any) -> dict[str, Any]:
+    """A sample without its tokens."""
+    return {
+        "step": sample.step,
+        "calls": [[call_id, int(trained)] for call_id, trained in sample.calls],
+        "tokens": len(sample.input_ids),
+        "trained_tokens": sum(sample.loss_mask),
+        "advantage": sample.advantage,
+        "weight": sample.weight,
     }
 
 

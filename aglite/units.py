@@ -91,17 +91,3 @@ def versions(rollout: Mapping[str, Any]) -> str:
     if low is None:
         return ""
     return f"v{low}" if low == high else f"v{low}–{high}"
-
-
-def message_lines(message: Mapping[str, Any], indent: str = "") -> list[str]:
-    """A chat message as text: its role, then its content and tool calls, each line indented."""
-    content = message.get("content") or ""
-    if not isinstance(content, str):
-        content = "\n".join(str(part.get("text", part.get("type", ""))) for part in content)
-    body = content.splitlines()
-    for call in message.get("tool_calls") or ():
-        function = call.get("function", {})
-        body.append(f"-> {function.get('name')}({function.get('arguments')})")
-    first, *rest = body or [""]
-    role = f"{message.get('role', '?')}: "
-    return [f"{indent}{role}{first}", *(f"{indent}{' ' * len(role)}{line}" for line in rest)]

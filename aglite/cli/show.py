@@ -11,8 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from aglite import units
-from aglite.cli.where import find_run, open_run
+from aglite.cli.where import find_run
+from aglite.conversation import added_messages, message_lines, whole_list
 from aglite.errors import AgliteError
+from aglite.stored import StoredRun
 
 ID_LENGTH = 12
 """Length of a whole rollout id: `r-` and ten hexadecimal digits."""
@@ -61,15 +63,8 @@ def _cells(row: dict[str, Any], now: float) -> tuple[str, ...]:
 
 
 def rollout(directory: Path | None, name: str, *, tokens: bool, as_json: bool) -> None:
-    source = open_run(directory)
-    detail = source.rollout(_whole_id(source, name))
-    if not tokens:
-        for call in detail["calls"]:
-            for field in ("prompt_ids", "response_ids", "logprobs"):
-                call.pop(field, None)
-        for sample in detail["samples"]:
-            for field in ("input_ids", "loss_mask", "logprobs", "versions"):
-                sample.pop(field, None)
+    stored = StoredRun(find_run(directory))
+    detail = stored.rollout(_whole_id(stored, name), tokens=tokens)
     if as_json:
         print_json(detail)
     else:
@@ -77,32 +72,33 @@ def rollout(directory: Path | None, name: str, *, tokens: bool, as_json: bool) -
 
 
 def logs(directory: Path | None, name: str, attempt: int | None) -> None:
-    source = open_run(directory)
-    detail = source.rollout(_whole_id(source, name))
-    wanted = attempt or detail["attempt"]
-    file = find_run(directory).rollout_log(detail["id"], wanted)
+    stored = StoredRun(find_run(directory))
+    row = stored.store.rollout(_whole_id(stored, name))
+    wanted = attempt or row["attempt"]
+    file = stored.run_dir.rollout_log(row["id"], wanted)
     if not file.exists():
         raise AgliteError(
-            f"rollout {detail['id']} has no log of attempt {wanted} (state {detail['state']})",
-            "the agent had not started" if not detail["attempt"] else f"it has attempts 1 to {detail['attempt']}",
+            f"rollout {row['id']} has no log of attempt {wanted} (it is {row['state']})",
+            f"it has attempts 1 to {row['attempt']}" if row["attempt"] else "its agent has not been started",
         )
+    sys.stdout.flush()
     with open(file, "rb") as log:
         shutil.copyfileobj(log, sys.stdout.buffer)
 
 
-def _whole_id(source: Any, name: str) -> str:
+def _whole_id(stored: StoredRun, name: str) -> str:
     if len(name) >= ID_LENGTH:
         return name
-    found = [row["id"] for row in source.rollouts(limit=1_000_000) if row["id"].startswith((name, f"r-{name}"))]
+    found = [row["id"] for row in stored.rollouts() if row["id"].startswith((name, f"r-{name}"))]
     if len(found) == 1:
         return found[0]
     if not found:
-        raise AgliteError(f"no rollout {name} in this run", "`aglite rollouts` lists them")
+        raise AgliteError(f"no rollout {name} in {stored.run_dir.path}", "`aglite rollouts` lists them")
     raise AgliteError(f"{name} fits {len(found)} rollouts", f"give more of the id: {', '.join(found[:5])} …")
 
 
 def page(detail: dict[str, Any], tokens: bool) -> Iterator[str]:
-    yield f"rollout {detail['id']}   task {detail['task_id']}   group {detail['group_id']}   {detail['split']}"
+    yield f"rollout {detail['id']}   task {detail['task_id']}   group {detail['group'] or '–'}   {detail['split']}"
     ran = ""
     if detail["started_at"]:
         ran = f", ran {units.clock((detail['finished_at'] or time.time()) - detail['started_at'])}"
@@ -116,31 +112,38 @@ def page(detail: dict[str, Any], tokens: bool) -> Iterator[str]:
     )
     if detail["flags"]:
         yield f"flags: {', '.join(detail['flags'])}"
-    for number, call in enumerate(detail["calls"], 1):
+    calls = detail["call_rows"]
+    numbers = {call["id"]: number for number, call in enumerate(calls, 1)}
+    added = added_messages([whole_list(call) for call in calls])
+    for call, messages in zip(calls, added, strict=True):
         yield ""
-        yield from _call(number, call, tokens)
-    for sample in detail["samples"]:
+        yield from _call(call, numbers)
+        for message in messages:
+            yield from message_lines(message, INDENT)
+        if tokens:
+            yield from _numbers("prompt", call["prompt_ids"], "d")
+            yield from _numbers("response", call["response_ids"], "d")
+            yield from _numbers("logprobs", call["logprobs"], ".4f")
+    for sample in detail["sample_rows"]:
         yield ""
-        chain = " → ".join(str(call) for call, *_ in sample["calls"])
-        yield f"sample: calls {chain}, advantage {sample['advantage']:+.3f}, weight {sample['weight']:.2e} a token"
+        chain = ", ".join(f"{numbers[call]}{'' if trained else ' (no loss)'}" for call, trained in sample["calls"])
+        yield (
+            f"sample trained in step {sample['step']}: call {chain}; {sample['trained_tokens']} of {sample['tokens']} "
+            f"tokens, advantage {sample['advantage']:+.3f}, weight {sample['weight']:.2e} a token"
+        )
         if tokens:
             yield from _numbers("ids", sample["input_ids"], "d")
             yield from _numbers("mask", sample["loss_mask"], "d")
 
 
-def _call(number: int, call: dict[str, Any], tokens: bool) -> Iterator[str]:
-    how = call["fork_cause"] or f"goes on from call {call['parent_id']}"
+def _call(call: dict[str, Any], numbers: dict[int, int]) -> Iterator[str]:
+    how = call["fork_cause"] or f"continues call {numbers.get(call['parent_id'], call['parent_id'])}"
     took = f"{call['finished_at'] - call['started_at']:.1f} s" if call["finished_at"] else "not finished"
-    spans = ", ".join(f"{count} by v{version}" for version, count in call["versions"])
-    yield f"call {number} (id {call['id']}): {how}; {call['dialect']}, {call['status']}, {call['finish_reason']}, {took}"
-    if spans:
-        yield f"{INDENT}sampled {spans}"
-    for message in [*call.get("new_messages", ()), *([call["reply"]] if call.get("reply") else [])]:
-        yield from units.message_lines(message, INDENT)
-    if tokens:
-        yield from _numbers("prompt", call["prompt_ids"], "d")
-        yield from _numbers("response", call["response_ids"], "d")
-        yield from _numbers("logprobs", call["logprobs"], ".4f")
+    held = f" ({call['held_s']:.0f} s of it held)" if call["held_s"] >= 1 else ""
+    end = ", ".join(part for part in (call["status"], call["finish_reason"], call["error"]) if part)
+    yield f"call {numbers[call['id']]}: {how}; {call['dialect']}, {took}{held}; {end}"
+    spans = ", ".join(f"{count} by v{version}" for version, count in call["versions"]) or "none"
+    yield f"{INDENT}{call['prompt_tokens']} prompt tokens, {call['sampled_tokens']} sampled ({spans})"
 
 
 def _numbers(name: str, numbers: list[float], form: str) -> Iterator[str]:

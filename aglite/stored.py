@@ -1,0 +1,90 @@
+"""A run read from its database alone: what ControlClient answers while a supervisor runs, this answers afterwards."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from aglite.paths import RunDir
+from aglite.show import rollout_detail
+from aglite.store import Store
+from aglite.units import QUEUE
+
+LOG_EVENTS = 50
+
+
+class StoredRun:
+    """Reads a run directory; nothing in it is changed. Raises StoreError where the file is no database of aglite."""
+
+    pid = None
+
+    def __init__(self, run_dir: RunDir) -> None:
+        self.run_dir = run_dir
+        self.store = Store.open(run_dir.db, readonly=True)
+
+    def close(self) -> None:
+        self.store.close()
+
+    def status(self) -> dict[str, Any]:
+        """The keys of `GET /api/status` that outlive the supervisor; `pid` is None."""
+        store = self.store
+        manifest = store.meta("manifest") or {}
+        recipe = manifest.get("recipe") or {}
+        steps = [row for row in store.steps() if row["state"] != "rolled_back"]
+        evaluations = [row for row in store.evaluations() if row["state"] == "done"]
+        checkpoints = sorted(
+            (row for row in store.checkpoints() if row["state"] == "kept"), key=lambda row: row["created_at"]
+        )
+        phases = store.phases(limit=1)
+        ended = phases[-1] if phases else None
+        clean = ended is None or ended["phase"] == "stopped"
+        last_event = store.last_event_id()
+        counts = store.counts_by_state()
+        return {
+            "run": recipe.get("name", self.run_dir.path.name),
+            "recipe": recipe.get("name", self.run_dir.path.name),
+            "model": recipe.get("model", ""),
+            "dir": str(self.run_dir.path),
+            "pid": None,
+            "mode": (recipe.get("algorithm") or {}).get("mode", ""),
+            "phase": "stopped",
+            "phase_since": ended["started_at"] if ended else None,
+            "message": ended["cause"] if clean and ended else f"the supervisor died while {ended['phase']}",
+            "policy_version": steps[-1]["version"] if steps else 0,
+            "step": steps[-1]["step"] if steps else 0,
+            "steps": (recipe.get("trainer") or {}).get("steps", 0),
+            "eta_s": None,
+            "gate": None,
+            "queue": {state: counts.get(state, 0) for state in QUEUE},
+            "engine": None,
+            "reward": [
+                {"step": row["step"], "mean": row["metrics"]["reward_mean"], "std": row["metrics"]["reward_std"]}
+                for row in steps
+            ],
+            "val": [
+                {"step": row["step"], **{key: row["result"][key] for key in ("mean", "stderr", "n")}}
+                for row in evaluations
+            ],
+            "checkpoint": (
+                {"step": checkpoints[-1]["step"], "at": checkpoints[-1]["created_at"]} if checkpoints else None
+            ),
+            "gpu": [],
+            "host": {"db_bytes": self.run_dir.db.stat().st_size},
+            "log": store.events(after=max(0, last_event - LOG_EVENTS), limit=LOG_EVENTS),
+        }
+
+    def rollouts(
+        self, *, state: str | None = None, step: int | None = None, limit: int | None = None, after: str | None = None
+    ) -> list[dict[str, Any]]:
+        return self.store.rollouts(state=state, step=step, limit=limit, after=after)
+
+    def rollout(self, rollout_id: str, *, tokens: bool = False) -> dict[str, Any]:
+        return rollout_detail(self.store, self.run_dir, rollout_id, tokens=tokens)
+
+    def steps(self) -> list[dict[str, Any]]:
+        return self.store.steps()
+
+    def events(self, after: int = 0) -> Iterator[dict[str, Any]]:
+        while rows := self.store.events(after=after, limit=500):
+            yield from rows
+            after = rows[-1]["id"]

@@ -1,0 +1,73 @@
+"""The machine: CPU, memory, disk, database; each GPU where there is one."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from textual.content import Content
+
+from aglite import units
+from aglite.tui.widgets.panel import Panel, faint, gauge, lines, row
+
+
+class HostLoad(Panel):
+    BORDER_TITLE = "machine"
+
+    def draw(self, width: int, height: int, now: float) -> Content:
+        status = self.snapshot.status or {}
+        host, gpus = status.get("host") or {}, status.get("gpu") or []
+        if not host:
+            return Content("")
+        if height < 4:
+            return self._flat(host, gpus, width)
+        rows = []
+        if host.get("cpu_percent") is not None:
+            cores = faint(f"{host['cpus']} cores ") if host.get("cpus") else Content("")
+            rows.append(self._bar("CPU", host["cpu_percent"] / 100, cores, width))
+        if host.get("ram_total"):
+            text = faint(f"{units.size(host['ram_used'])} of {units.size(host['ram_total'])} ")
+            rows.append(self._bar("RAM", host["ram_used"] / host["ram_total"], text, width))
+        for gpu in gpus:
+            rows.append(self._bar("GPU", gpu["util"] / 100, faint(f"{gpu['name']}{_heat(gpu)} "), width))
+            text = faint(f"{units.size(gpu['mem_used'])} of {units.size(gpu['mem_total'])} ")
+            rows.append(self._bar("mem", gpu["mem_used"] / gpu["mem_total"], text, width))
+        rows.append(self._files(host))
+        return lines(*rows[:height])
+
+    def _bar(self, name: str, share: float, right: Content, width: int) -> Content:
+        style = "$warning" if share > 0.9 and name in ("RAM", "mem") else "$primary"
+        bar = gauge(share, max(min(width - 36, 40), 5), style)
+        return row(Content.assemble((f" {name} ", "$faint"), bar, f" {share:>4.0%}"), right, width)
+
+    def _files(self, host: dict[str, Any]) -> Content:
+        parts = [(" disk ", "$faint"), f"{units.size(host['disk_free'])} free"] if host.get("disk_free") else []
+        if host.get("db_bytes") is not None:
+            parts += [("  database ", "$faint"), units.size(host["db_bytes"])]
+        return Content.assemble(*parts)
+
+    def _flat(self, host: dict[str, Any], gpus: list[dict[str, Any]], width: int) -> Content:
+        """As much as fits, what changes fastest first."""
+        items = []
+        if host.get("cpu_percent") is not None:
+            items.append(("CPU", f"{host['cpu_percent']:.0f}%"))
+        if host.get("ram_used") is not None:
+            items.append(("RAM", units.size(host["ram_used"])))
+        for gpu in gpus:
+            items.append(("GPU", f"{gpu['util']:.0f}% {units.size(gpu['mem_used'])}"))
+        if host.get("db_bytes") is not None:
+            items.append(("db", units.size(host["db_bytes"])))
+        if host.get("disk_free") is not None:
+            items.append(("disk", units.size(host["disk_free"])))
+        text = Content("")
+        for name, value in items:
+            longer = Content.assemble(text, "  " if text.cell_length else "", (f"{name} ", "$faint"), value)
+            if longer.cell_length + 1 > width:
+                break
+            text = longer
+        return row(Content(""), Content.assemble(text, " "), width)
+
+
+def _heat(gpu: dict[str, Any]) -> str:
+    power = f" {gpu['power_w']:.0f} W" if gpu.get("power_w") is not None else ""
+    heat = f" {gpu['temp_c']:.0f} °C" if gpu.get("temp_c") is not None else ""
+    return power + heat

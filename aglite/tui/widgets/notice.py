@@ -1,0 +1,51 @@
+"""One strip for what a person should know now: lost, died, ended, paused, a stop under way. Hidden otherwise."""
+
+from __future__ import annotations
+
+from textual.content import Content
+
+from aglite import units
+from aglite.tui.feed import Snapshot
+from aglite.tui.widgets.panel import Panel
+
+
+class Notice(Panel):
+    def show(self, snapshot: Snapshot) -> None:
+        super().show(snapshot)
+        text, level = notice(snapshot)
+        self.display = bool(text)
+        self.set_class(level == "error", "-error")
+        self.set_class(level == "good", "-good")
+
+    def draw(self, width: int, height: int, now: float) -> Content:
+        text, _ = notice(self.snapshot)
+        return Content(f" {text}").truncate(width, ellipsis=True)
+
+
+def notice(snapshot: Snapshot) -> tuple[str, str]:
+    """The text and its level: warning, error or good; ('', '') when there is nothing to say."""
+    status = snapshot.status or {}
+    if snapshot.link == "lost":
+        return f"No answer, but its process lives. Still trying … {snapshot.problem}", "warning"
+    if snapshot.link == "died":
+        return "The supervisor died. `aglite up` goes on from the last checkpoint; see logs/supervisor.log.", "error"
+    if snapshot.link == "ended":
+        if not status:
+            return "Nothing runs here, and nothing is recorded yet.", "warning"
+        if status["steps"] and status["step"] >= status["steps"]:
+            return f"Finished{learned(status)}", "good"
+        why = f": {status['message'].splitlines()[0]}" if status.get("message") else ""
+        return f"Stopped after step {status['step']} of {status['steps']}{why}. `aglite up` goes on.", "warning"
+    return "", ""
+
+
+def learned(status: dict) -> str:
+    """What a finished run shows for itself: validation before and after, and where the weights are."""
+    text = ""
+    val = status.get("val") or []
+    if len(val) > 1:
+        text = f": validation {units.reward(val[0]['mean'])} → {units.reward(val[-1]['mean'])}"
+    checkpoint = status.get("checkpoint")
+    if checkpoint:
+        text += f". Use it: aglite serve {status['dir']}/checkpoints/step-{checkpoint['step']}"
+    return text
