@@ -1,0 +1,94 @@
+"""One HTTP response on its way to a client, over ASGI."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+Receive = Callable[[], Awaitable[dict[str, Any]]]
+Send = Callable[[dict[str, Any]], Awaitable[None]]
+Header = tuple[bytes, bytes]
+
+_JSON: Header = (b"content-type", b"application/json")
+_SSE: list[Header] = [
+    (b"content-type", b"text/event-stream; charset=utf-8"),
+    (b"cache-control", b"no-cache"),
+    (b"x-accel-buffering", b"no"),
+]
+
+
+class Connection:
+    """`started`: a byte of the response was written. `gone`: the client closed before the response was complete."""
+
+    def __init__(self, receive: Receive, send: Send) -> None:
+        self.started = False
+        self.complete = False
+        self.gone = False
+        self.wrote_at = 0.0
+        self._receive = receive
+        self._send = send
+        self._lock = asyncio.Lock()  # keep-alives come from another task
+
+    async def read_body(self, limit: int) -> bytes | None:
+        """The request body; None when it is longer than `limit` bytes. Raises ConnectionResetError if it breaks off."""
+        parts, size = [], 0
+        while True:
+            message = await self._receive()
+            if message["type"] == "http.disconnect":
+                self.gone = True
+                raise ConnectionResetError
+            part = message.get("body", b"")
+            size += len(part)
+            if size > limit:
+                return None
+            parts.append(part)
+            if not message.get("more_body", False):
+                return parts[0] if len(parts) == 1 else b"".join(parts)
+
+    async def watch(self, on_gone: Callable[[], None]) -> None:
+        """Call `on_gone` if the client closes before the response is complete."""
+        while not self.complete:
+            message = await self._receive()
+            if message["type"] == "http.disconnect":
+                if not self.complete:
+                    self.gone = True
+                    on_gone()
+                return
+
+    async def respond(self, status: int, body: bytes, headers: list[Header] | None = None) -> None:
+        """A whole JSON response."""
+        self.started = True
+        head = [_JSON, (b"content-length", str(len(body)).encode()), *(headers or ())]
+        await self._send({"type": "http.response.start", "status": status, "headers": head})
+        self.complete = not self.gone
+        await self._send({"type": "http.response.body", "body": body})
+
+    async def write(self, data: bytes) -> None:
+        """Some events of a stream; the first write opens it."""
+        async with self._lock:
+            if not self.started:
+                self.started = True
+                await self._send({"type": "http.response.start", "status": 200, "headers": _SSE})
+            await self._send({"type": "http.response.body", "body": data, "more_body": True})
+            self.wrote_at = time.monotonic()
+
+    async def finish(self, data: bytes) -> None:
+        """The last events of a stream."""
+        async with self._lock:
+            if not self.started:
+                self.started = True
+                await self._send({"type": "http.response.start", "status": 200, "headers": _SSE})
+            self.complete = not self.gone
+            await self._send({"type": "http.response.body", "body": data})
+
+    async def keep_alive(self, data: bytes, silent_s: float) -> None:
+        """Write `data` if the stream is open and has been silent for so long."""
+        if self._lock.locked() or not self.started or self.complete or self.gone:
+            return
+        if time.monotonic() - self.wrote_at >= silent_s:
+            async with self._lock:
+                if not self.complete and not self.gone:
+                    await self._send({"type": "http.response.body", "body": data, "more_body": True})
+                    self.wrote_at = time.monotonic()

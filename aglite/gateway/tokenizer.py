@@ -1,0 +1,187 @@
+"""The model's tokenizer over the `tokenizers` package alone, shaped as `renderers` wants one.
+
+`AutoTokenizer` would pull torch into the supervisor.
+"""
+
+from __future__ import annotations
+
+import codecs
+import json
+import re
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import tokenizers
+from tokenizers.decoders import DecodeStream
+
+from aglite.errors import AgliteError
+
+
+class TextTokenizer:
+    """Text to token ids and back.
+
+    `name_or_path`, `unk_token_id`, `eos_token_id`, `encode`, `decode` and `convert_tokens_to_ids` are what
+    `renderers.Tokenizer` asks for.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        file = Path(folder) / "tokenizer.json"
+        try:
+            self._text = file.read_text()
+            self._inner = tokenizers.Tokenizer.from_str(self._text)
+        except FileNotFoundError:
+            raise AgliteError(f"no tokenizer.json in {folder}", "give a Hugging Face model folder") from None
+        except Exception as error:  # the package raises plain Exception for what it cannot read
+            raise AgliteError(f"{file} cannot be read: {error}", "fetch the model again") from None
+        self._inner.no_padding()
+        self._inner.no_truncation()
+        self.config = read_json(Path(folder) / "tokenizer_config.json")
+        self.name_or_path = str(folder)
+        self.unk_token_id = self._named("unk_token")
+        self.eos_token_id = self._named("eos_token")
+        added = self._inner.get_added_tokens_decoder()
+        self.added: dict[int, str] = {number: token.content for number, token in added.items()}
+        """Tokens outside the learned vocabulary: control tokens, markers of tool calls and reasoning."""
+        self.special: frozenset[int] = frozenset(number for number, token in added.items() if token.special)
+        """Those of them that are never shown as text."""
+        self.vocab_size: int = self._inner.get_vocab_size(with_added_tokens=True)
+        controls = sorted((re.escape(self.added[number]) for number in self.special), key=len, reverse=True)
+        self._control = re.compile("|".join(controls)) if controls else None
+        self._plain: tokenizers.Tokenizer | None = None
+        self.byte_level = "ByteLevel" in _kinds(json.loads(self._inner.to_str()).get("decoder"))
+        self._bytes: dict[int, bytes] = {}
+
+    def encode(self, text: str, *_: Any, **__: Any) -> list[int]:
+        """Token ids of `text`; the names of control tokens in it become those tokens. Adds none of its own."""
+        return self._inner.encode(text, add_special_tokens=False).ids if text else []
+
+    def encode_plain(self, text: str) -> list[int]:
+        """Token ids of text that somebody else wrote: the name of a control token in it stays text."""
+        if not text:
+            return []
+        if self._control is None or self._control.search(text) is None:
+            return self._inner.encode(text, add_special_tokens=False).ids
+        if self._plain is None:
+            self._plain = tokenizers.Tokenizer.from_str(self._text)
+            self._plain.no_padding()
+            self._plain.no_truncation()
+            self._plain.encode_special_tokens = True
+        return self._plain.encode(text, add_special_tokens=False).ids
+
+    def decode(self, token_ids: Sequence[int] | int, *_: Any, skip_special_tokens: bool = False, **__: Any) -> str:
+        ids = [token_ids] if isinstance(token_ids, int) else list(token_ids)
+        return self._inner.decode(ids, skip_special_tokens=skip_special_tokens)
+
+    def convert_tokens_to_ids(self, tokens: str | Iterable[str]) -> Any:
+        """The id of a token (or a list of them), `unk_token_id` where there is none."""
+        if isinstance(tokens, str):
+            number = self._inner.token_to_id(tokens)
+            return self.unk_token_id if number is None else number
+        return [self.convert_tokens_to_ids(token) for token in tokens]
+
+    def token_id(self, token: str) -> int | None:
+        return self._inner.token_to_id(token)
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """The bytes that a token stands for; they need not be whole characters."""
+        known = self._bytes.get(token_id)
+        if known is None:
+            known = self._bytes[token_id] = self._to_bytes(token_id)
+        return known
+
+    def detokenizer(self) -> ByteDetokenizer | StreamDetokenizer:
+        """A fresh incremental detokeniser."""
+        return ByteDetokenizer(self) if self.byte_level else StreamDetokenizer(self, self._inner)
+
+    def _to_bytes(self, token_id: int) -> bytes:
+        if token_id in self.added:
+            return self.added[token_id].encode()
+        token = self._inner.id_to_token(token_id)
+        if token is None:  # an id in the padding of the model's embedding
+            return b""
+        if not self.byte_level:
+            return self._inner.decode([token_id]).encode()
+        return b"".join(_BYTE_OF.get(char) or char.encode() for char in token)
+
+    def _named(self, key: str) -> int | None:
+        value = self.config.get(key)
+        name = value.get("content") if isinstance(value, dict) else value
+        return self._inner.token_to_id(name) if isinstance(name, str) else None
+
+
+class ByteDetokenizer:
+    """Text of a growing list of byte-level tokens. Bytes of an unfinished character wait for their rest."""
+
+    __slots__ = ("_decoder", "_tokenizer")
+
+    def __init__(self, tokenizer: TextTokenizer) -> None:
+        self._tokenizer = tokenizer
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+
+    def feed(self, token_ids: Iterable[int]) -> str:
+        """The characters that are complete with these tokens; control tokens are left out."""
+        tokenizer = self._tokenizer
+        return self._decoder.decode(b"".join(tokenizer.token_bytes(i) for i in token_ids if i not in tokenizer.special))
+
+    def finish(self) -> str:
+        """What is left: U+FFFD for a character that never became complete."""
+        return self._decoder.decode(b"", True)
+
+
+class StreamDetokenizer:
+    """The same for tokenizers whose text depends on neighbours (SentencePiece, byte fallback)."""
+
+    __slots__ = ("_all", "_inner", "_length", "_stream", "_tokenizer")
+
+    def __init__(self, tokenizer: TextTokenizer, inner: tokenizers.Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        self._inner = inner
+        self._stream = DecodeStream(skip_special_tokens=True)
+        self._all: list[int] = []
+        self._length = 0
+
+    def feed(self, token_ids: Iterable[int]) -> str:
+        pieces = []
+        for token_id in token_ids:
+            self._all.append(token_id)
+            pieces.append(self._stream.step(self._inner, token_id) or "")
+        text = "".join(pieces)
+        self._length += len(text)
+        return text
+
+    def finish(self) -> str:
+        return self._inner.decode(self._all, skip_special_tokens=True)[self._length :]
+
+
+def read_json(file: Path) -> dict[str, Any]:
+    """A JSON object from a file of the model folder; {} if there is none."""
+    try:
+        data = json.loads(file.read_text())
+    except FileNotFoundError:
+        return {}
+    except ValueError as error:
+        raise AgliteError(f"{file} is not valid JSON: {error}", "fetch the model again") from None
+    if not isinstance(data, dict):
+        raise AgliteError(f"{file} holds no JSON object", "fetch the model again")
+    return data
+
+
+def _kinds(decoder: dict[str, Any] | None) -> set[str]:
+    if not decoder:
+        return set()
+    if decoder.get("type") == "Sequence":
+        return set().union(*(_kinds(part) for part in decoder["decoders"]))
+    return {decoder["type"]}
+
+
+def _byte_alphabet() -> dict[str, bytes]:
+    """The characters that byte-level BPE (GPT-2's) writes for the 256 bytes."""
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    table = {chr(byte): bytes([byte]) for byte in printable}
+    others = [byte for byte in range(256) if byte not in printable]
+    table.update({chr(256 + index): bytes([byte]) for index, byte in enumerate(others)})
+    return table
+
+
+_BYTE_OF = _byte_alphabet()
