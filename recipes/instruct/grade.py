@@ -22,7 +22,7 @@ def grade(task: dict[str, Any], rollout: dict[str, Any], workdir: str) -> dict[s
     answer = file.read_text(encoding="utf-8", errors="replace").strip() if file.is_file() else ""
     judge = {"sentence": grade_sentence, "json": grade_json, "list": grade_list}[task["public"]["family"]]
     breakdown = judge(answer, task["hidden"])
-    return {"reward": round(sum(breakdown.values()), 4), "breakdown": breakdown}
+    return {"reward": sum(breakdown.values()), "breakdown": breakdown}
 
 
 def grade_sentence(answer: str, hidden: dict[str, Any]) -> Breakdown:
@@ -50,9 +50,8 @@ def has_verb(words: list[str]) -> bool:
     """Whether some word looks like a verb in use: a known form, not straight after an article or a possessive."""
     for before, word in zip(["", *words], words, strict=False):
         stem, _, ending = word.partition("'")
-        if ending in ("re", "m", "ll", "ve", "d", "t") or (
-            ending == "s" and stem in ("it", "that", "there", "what", "he")
-        ):
+        is_short = ending == "s" and stem in ("it", "that", "there", "what", "where", "who", "he", "she", "let")
+        if is_short or ending in ("re", "m", "ll", "ve", "d", "t"):
             return True
         if word in VERB_FORMS and before not in DETERMINERS:
             return True
