@@ -38,12 +38,14 @@ class RolloutStore(StoreBase):
     # writes
 
     async def add_tasks(self, split: str, rows: Iterable[dict[str, Any]]) -> None:
-        """Make `rows` ({"id", "public", "hidden"}) the tasks of a split, in this order."""
-        values = [(split, str(row["id"]), position, pack_json(row)) for position, row in enumerate(rows)]
+        """Add `rows` ({"id", "public", "hidden"}) to the tasks of a split; one that is known by its id is replaced."""
+        values = [{"split": split, "id": str(row["id"]), "row": pack_json(row)} for row in rows]
+        sql = """INSERT INTO tasks (split, id, position, row)
+                 VALUES (:split, :id, (SELECT count(*) FROM tasks WHERE split = :split), :row)
+                 ON CONFLICT (split, id) DO UPDATE SET row = excluded.row"""
 
         def write(db: sqlite3.Connection) -> None:
-            db.execute("DELETE FROM tasks WHERE split = ?", (split,))
-            db.executemany("INSERT INTO tasks (split, id, position, row) VALUES (?, ?, ?, ?)", values)
+            db.executemany(sql, values)
 
         await self._write(write)
 
@@ -122,6 +124,11 @@ class RolloutStore(StoreBase):
     def tasks(self, split: str) -> list[dict[str, Any]]:
         rows = self._rows("SELECT row FROM tasks WHERE split = ? ORDER BY position", (split,))
         return [json.loads(row["row"]) for row in rows]
+
+    def task(self, split: str, id: str) -> dict[str, Any] | None:
+        """One task's row."""
+        row = self._row("SELECT row FROM tasks WHERE split = ? AND id = ?", (split, id))
+        return None if row is None else json.loads(row["row"])
 
     def groups(self, state: str | None = None, split: str | None = None) -> list[dict[str, Any]]:
         """Groups in order of creation, all columns."""

@@ -73,16 +73,22 @@ class RunStore(StoreBase):
         await self._write(lambda db: insert(db, "policy_versions", row))
 
     async def set_policy_version_state(self, version: int, state: str) -> None:
-        await self._set("policy_versions", "version", version, state)
+        await self._set("policy_versions", "version = ? AND state != 'rolled_back'", version, state)
 
     async def add_checkpoint(self, step: int, version: int, path: str) -> None:
-        """A checkpoint that lies complete at `path`."""
+        """A checkpoint that lies complete at `path`, in place of an earlier one there."""
         row = {"step": step, "version": version, "path": path, "state": "kept", "created_at": time.time()}
-        await self._write(lambda db: insert(db, "checkpoints", row))
+
+        def write(db: sqlite3.Connection) -> None:
+            db.execute("UPDATE checkpoints SET state = 'removed' WHERE path = ? AND state = 'kept'", (path,))
+            insert(db, "checkpoints", row)
+
+        await self._write(write)
 
     async def set_checkpoint_state(self, step: int, state: str) -> None:
-        """`kept` or `removed`, of the step's checkpoint that is not rolled back."""
-        await self._set("checkpoints", "step", step, state)
+        """`kept` or `removed`, of the step's newest checkpoint that is not rolled back."""
+        newest = "id = (SELECT max(id) FROM checkpoints WHERE step = ? AND state != 'rolled_back')"
+        await self._set("checkpoints", newest, step, state)
 
     async def start_evaluation(self, step: int, version: int, split: str = "val") -> int:
         row = {"step": step, "version": version, "split": split, "state": "running", "started_at": time.time()}
@@ -115,12 +121,12 @@ class RunStore(StoreBase):
         kept = list(keep_groups)
         return await self._write(lambda db: roll_back(db, after_version, kept))
 
-    async def _set(self, table: str, key: str, value: int, state: str) -> None:
-        sql = f"UPDATE {table} SET state = ? WHERE {key} = ? AND state != 'rolled_back'"
+    async def _set(self, table: str, where: str, value: int, state: str) -> None:
+        sql = f"UPDATE {table} SET state = ? WHERE {where}"
 
         def write(db: sqlite3.Connection) -> None:
             if not db.execute(sql, (state, value)).rowcount:
-                raise StoreError(f"{table} has no {key} {value} that could become {state}")
+                raise StoreError(f"{table} has none of {value} that could become {state}")
 
         await self._write(write)
 

@@ -104,6 +104,9 @@ def test_any_conversation_forest_is_rebuilt_exactly(shared_store: Store, forest:
         assert call.versions == expected["versions"]
         assert store.messages(call) == expected["messages"]
         assert store.reply(call) == expected["reply"]
+    assert store.conversations(name) == {
+        call_id: (call["messages"], call["reply"]) for call_id, call in zip(ids, forest, strict=True)
+    }
     row = store.rollout(name)
     assert row["calls"] == len(forest)
     assert row["prompt_tokens"] == sum(len(call["prompt"]) for call in forest)
@@ -233,6 +236,7 @@ async def test_a_thousand_turns(store: Store) -> None:
     started = time.perf_counter()
     last = store.calls("r-1")[-1]
     messages = store.messages(last)
+    assert store.conversations("r-1")[last.id][0] == messages
     assert time.perf_counter() - started < 2
     assert last.prompt_ids.tolist() == [turn for turn in range(1000) for _ in range(5)][:-1]
     assert len(messages) == 1999

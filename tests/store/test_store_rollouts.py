@@ -139,8 +139,11 @@ async def test_groups_and_tasks(store: Store) -> None:
     await store.add_tasks("train", rows)
     await store.add_tasks("val", rows[:1])
     assert store.tasks("train") == rows and store.tasks("val") == rows[:1]
-    await store.add_tasks("train", rows[1:])
-    assert store.tasks("train") == rows[1:]
+    changed = {"id": "t3", "public": {"n": 33}, "hidden": {}}
+    await store.add_tasks("train", [changed, {"id": "t0", "public": {}, "hidden": {}}])
+    assert [row["id"] for row in store.tasks("train")] == ["t3", "t1", "t2", "t0"]
+    assert store.task("train", "t3") == changed and store.task("val", "t3") == rows[0]
+    assert store.task("val", "t1") is None
     await store.add_group("g-1", "t1", "train", 6, created_version=2)
     await store.add_group("g-2", "t1", "val", 1, eval_id=7)
     await store.update_group("g-1", state="complete", refills=1, finished_at=9.0)

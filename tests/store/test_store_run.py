@@ -47,7 +47,10 @@ async def test_evaluations_and_checkpoints(store: Store) -> None:
     assert [(row["step"], row["state"], row["path"]) for row in store.checkpoints()] == [
         (5, "removed", "checkpoints/step-5")
     ]
-    with pytest.raises(StoreError, match="no step 9"):
+    await store.add_checkpoint(6, 6, "checkpoints/step-6")
+    await store.add_checkpoint(6, 6, "checkpoints/step-6")
+    assert [row["state"] for row in store.checkpoints()] == ["removed", "removed", "kept"], "one folder, one checkpoint"
+    with pytest.raises(StoreError, match="none of 9"):
         await store.set_checkpoint_state(9, "removed")
 
 

@@ -212,6 +212,9 @@ def test_every_acknowledged_call_survives_sigkill(tmp_path: Path, round: int) ->
     child.wait()
     child.stdout.close()
     assert len(lines) > 50, "the child wrote too little for the test to mean anything"
+    reader = Store.open(path, readonly=True)  # first of all: before a writer has tidied up
+    assert len(reader.calls("r-0")) > 5
+    reader.close()
     store = Store.open(path)
     assert store.check() == []
     stored = {f"r-{number}": store.calls(f"r-{number}") for number in range(8)}

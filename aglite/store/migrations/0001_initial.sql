@@ -66,7 +66,7 @@ CREATE TABLE messages (                  -- content-addressed message bodies
     body TEXT NOT NULL
 );
 
-CREATE TABLE calls (
+CREATE TABLE calls (                     -- the token arrays come last: SQLite reads a long row only as far as it must
     id INTEGER PRIMARY KEY,
     rollout_id TEXT NOT NULL REFERENCES rollouts(id),
     attempt INTEGER NOT NULL,
@@ -76,16 +76,13 @@ CREATE TABLE calls (
     base_id INTEGER,                     -- an earlier call of the attempt: prompt = (prompt+response of base)[:base_len] + new_prompt_ids
     base_len INTEGER NOT NULL DEFAULT 0,
     prompt_len INTEGER NOT NULL,
-    new_prompt_ids BLOB NOT NULL,
-    response_ids BLOB NOT NULL,
     response_len INTEGER NOT NULL,
-    logprobs BLOB NOT NULL,              -- one a response token; empty when the engine gives none
     versions TEXT NOT NULL,              -- [[version, count], ...]
     version_min INTEGER,                 -- of the sampled tokens
     version_max INTEGER,
     dialect TEXT NOT NULL,
-    new_messages BLOB NOT NULL,          -- packed int64 ids into messages: those after the first base_messages of base_id's list
     base_messages INTEGER NOT NULL DEFAULT 0, -- base_id's list is its prompt's messages and then its reply, if any
+    new_messages BLOB NOT NULL,          -- packed int64 ids into messages: those after the first base_messages of base_id's list
     reply_message INTEGER,               -- id into messages
     request TEXT NOT NULL,               -- what the agent asked for: sampling, tools hash, stop, stream ...
     finish_reason TEXT NOT NULL DEFAULT '',
@@ -97,7 +94,10 @@ CREATE TABLE calls (
     held_s REAL NOT NULL DEFAULT 0,
     started_at REAL NOT NULL,
     first_token_at REAL,
-    finished_at REAL NOT NULL
+    finished_at REAL NOT NULL,
+    new_prompt_ids BLOB NOT NULL,
+    response_ids BLOB NOT NULL,
+    logprobs BLOB NOT NULL               -- one a response token; empty when the engine gives none
 );
 -- Holds all that a list of rollouts adds up, so that it never reads the calls themselves.
 CREATE INDEX calls_rollout ON calls(rollout_id, attempt, prompt_len, response_len, version_min, version_max);
