@@ -21,6 +21,13 @@ if TYPE_CHECKING:
     from aglite.worker.trainer import Trainer
 
 
+TRAINER_SETTINGS = ("lr", "betas", "weight_decay", "grad_clip", "kl", "tokens_per_micro_batch")
+"""What the worker reads of the recipe's trainer section; the rest of it is the supervisor's."""
+
+CHECKED_TOKENS = 256
+"""Tokens of each step's batch whose log-probability is computed by the engine too, to compare it with the trainer's."""
+
+
 class Worker:
     """Serves one supervisor over one connection. All torch work happens on the thread that calls `run`."""
 
@@ -123,7 +130,8 @@ class Worker:
     # calls
 
     def init(self, model: str, engine: dict[str, Any], trainer: dict[str, Any] | None = None, seed: int = 0) -> dict:
-        """Load the folder `model`. `engine`: context_length, max_running, kv_tokens, threads; `trainer`: see Trainer."""
+        """Load the folder `model`. `engine` has context_length, max_running, kv_tokens, threads; `trainer` the settings
+        of Trainer, or None for a worker that only samples."""
         if self._engine is not None:
             raise EngineError("the worker holds a model already", "start a new worker")
         self._model_dir = Path(model)
@@ -141,7 +149,8 @@ class Worker:
             from aglite.worker.trainer import Trainer
 
             self._event("loading", stage="trainer")
-            self._trainer = Trainer(self._model_dir, seed=seed, progress=self._event, **trainer)
+            known = {key: trainer[key] for key in TRAINER_SETTINGS if key in trainer}
+            self._trainer = Trainer(self._model_dir, seed=seed, progress=self._event, **known)
             state = dict(self._trainer.weights())
         self._event("loading", stage="engine")
         from aglite.engine.embedded.engine import EmbeddedEngine
@@ -178,10 +187,22 @@ class Worker:
         """One training step; generations in flight are pre-empted and wait for `resume`."""
         trainer = self._ready_trainer()
         self.preempt()
-        result = trainer.train(batch)
+        result = trainer.train(batch, self._checked_rows(batch))
         if result["applied"]:
             self._ready_engine().load_weights(trainer.weights())
         return result
+
+    def _checked_rows(self, batch: dict[str, Any]) -> dict[int, list[float]]:
+        """The engine's log-probabilities of the batch's shortest rows, at least one, by row number."""
+        ids = [unpack_ids(row["ids"]) for row in batch["rows"]]
+        chosen, tokens = [], 0
+        for index in sorted(range(len(ids)), key=lambda i: len(ids[i])):
+            tokens += len(ids[index])
+            if chosen and tokens > CHECKED_TOKENS:
+                break
+            chosen.append(index)
+        values = self._ready_engine().logprobs([ids[index] for index in chosen], batch["temperature"])
+        return dict(zip(chosen, values, strict=True))
 
     def save(self, path: str, meta: dict[str, Any]) -> None:
         """Write a checkpoint folder whole, or leave nothing of it."""

@@ -1,0 +1,74 @@
+"""Rows of a training batch as verl's tensors.
+
+verl speaks of prompts and responses. Here sampled tokens may stand anywhere in a row, so its first token is the prompt
+and all others the response; which of those are trained is the response mask's business. Per-token tensors are padded
+to [rows, longest - 1]; column j belongs to token j + 1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from tensordict import TensorDict
+
+from aglite.errors import EngineError
+from aglite.worker.io import unpack_floats, unpack_ids
+
+
+@dataclass(slots=True, frozen=True)
+class Row:
+    """One sample. `mask`, `logprobs` and `fresh` have one entry a token; `fresh` marks the trained tokens that the
+    weights in force have sampled, whose recorded log-probability must equal the trainer's."""
+
+    ids: list[int]
+    mask: bytes
+    logprobs: list[float]
+    fresh: bytes
+    advantage: float
+    weight: float
+
+
+def read_rows(batch: dict[str, Any]) -> list[Row]:
+    """The rows of a `train` message. Raises EngineError on a row that cannot be trained."""
+    rows = []
+    for index, raw in enumerate(batch["rows"]):
+        ids, mask, logprobs = unpack_ids(raw["ids"]), raw["mask"], unpack_floats(raw["logprobs"])
+        fresh = raw.get("fresh") or bytes(len(ids))
+        if not len(ids) == len(mask) == len(logprobs) == len(fresh):
+            raise EngineError(f"row {index}: {len(ids)} ids, {len(mask)} mask entries, {len(logprobs)} logprobs")
+        if mask and mask[0]:
+            raise EngineError(f"row {index}: its first token has no context and cannot be trained")
+        if not any(mask):
+            raise EngineError(f"row {index}: no trained token")
+        rows.append(Row(ids, mask, logprobs, fresh, raw["advantage"], raw["weight"]))
+    return rows
+
+
+def micro_batch(rows: Sequence[Row], **tensors: torch.Tensor) -> TensorDict:
+    """What verl's engine takes, with `tensors` ([rows, longest - 1]) added."""
+    data = TensorDict(
+        {
+            "input_ids": nested([row.ids for row in rows]),
+            "position_ids": nested([range(len(row.ids)) for row in rows]),
+            "prompts": nested([row.ids[:1] for row in rows]),
+            "responses": nested([row.ids[1:] for row in rows]),
+            "response_mask": padded([list(row.mask) for row in rows], torch.long),
+            **tensors,
+        },
+        batch_size=[len(rows)],
+    )
+    data["loss_mask"] = data["response_mask"]
+    return data
+
+
+def nested(rows: Sequence[Sequence[int]]) -> torch.Tensor:
+    return torch.nested.nested_tensor([torch.tensor(list(row)) for row in rows], layout=torch.jagged)
+
+
+def padded(rows: Sequence[Sequence[float]], dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    """Values of all tokens of each row, without the first token's, padded with 0: [rows, longest - 1]."""
+    width = max(len(row) for row in rows) - 1
+    return torch.tensor([list(row[1:]) + [0] * (width + 1 - len(row)) for row in rows], dtype=dtype)

@@ -1,0 +1,85 @@
+"""Rows that share a prefix, packed so that the prefix is computed once. Pure Python.
+
+The rollouts of a group begin with the same prompt, and every conversation with the same system prompt. In a causal
+model the hidden state of a token depends only on the tokens before it, so equal prefixes have equal hidden states and
+need one forward and backward pass between them: the gradient of the shared part is the sum over the rows that go
+through it, exactly what separate rows would have added up. A micro-batch is therefore a forest of token nodes, laid out
+depth first in one sequence; a node may attend to its ancestors and to itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+
+@dataclass(slots=True)
+class Forest:
+    """`ids` and `positions` of all nodes, depth first; `paths[r][t]` is the node of token t of row r.
+
+    `spans` says for each row which nodes are its own, (first node, one past the last, tokens shared before them): node
+    `first + k` attends to `paths[r][: shared + k + 1]`.
+    """
+
+    ids: list[int] = field(default_factory=list)
+    positions: list[int] = field(default_factory=list)
+    paths: list[list[int]] = field(default_factory=list)
+    spans: list[tuple[int, int, int]] = field(default_factory=list)
+
+
+def build_forest(rows: Sequence[Sequence[int]]) -> Forest:
+    """Merge the common prefixes of `rows` (token ids; any order, repetitions allowed)."""
+    forest = Forest(paths=[[] for _ in rows], spans=[(0, 0, 0)] * len(rows))
+    previous: Sequence[int] = ()
+    path: list[int] = []
+    for index in sorted(range(len(rows)), key=lambda i: tuple(rows[i])):
+        row = rows[index]
+        shared = common_prefix(previous, row)
+        first = len(forest.ids)
+        forest.ids += row[shared:]
+        forest.positions += range(shared, len(row))
+        end = len(forest.ids)
+        path = path[:shared] + list(range(first, end))
+        forest.paths[index] = path
+        forest.spans[index] = (first, end, shared)
+        previous = row
+    return forest
+
+
+def plan_forests(rows: Sequence[Sequence[int]], budget: int) -> list[list[int]]:
+    """Split rows into micro-batches of at most `budget` nodes each, rows with common prefixes side by side.
+
+    Returns the row numbers of each micro-batch. The micro-batches are about equally large. A row longer than the
+    budget gets one of its own: the supervisor has refused rows that must not be.
+    """
+    order = sorted(range(len(rows)), key=lambda i: tuple(rows[i]))
+    total = sum(own for _, own in _own_nodes(rows, order))
+    target = total / max(1, -(-total // budget))
+    batches: list[list[int]] = []
+    size = 0
+    for index, own in _own_nodes(rows, order):
+        whole = len(rows[index])
+        if not batches or size + own > budget or (size >= target and own > whole // 2):
+            batches.append([])
+            size, own = 0, whole
+        batches[-1].append(index)
+        size += own
+    return batches
+
+
+def _own_nodes(rows: Sequence[Sequence[int]], order: Sequence[int]) -> list[tuple[int, int]]:
+    """(row, nodes it adds to the row before it) in `order`."""
+    pairs, previous = [], ()
+    for index in order:
+        pairs.append((index, len(rows[index]) - common_prefix(previous, rows[index])))
+        previous = rows[index]
+    return pairs
+
+
+def common_prefix(a: Sequence[int], b: Sequence[int]) -> int:
+    """How many tokens `a` and `b` begin with alike."""
+    length = min(len(a), len(b))
+    for index in range(length):
+        if a[index] != b[index]:
+            return index
+    return length
