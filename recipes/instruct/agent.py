@@ -32,14 +32,14 @@ def complaint(task: dict, reply: str, ended: bool) -> str | None:
     """What is wrong with the form of `reply`, as a request to do better; None if nothing is."""
     if not ended:
         return "Be shorter."
-    if task["family"] == "sentence":
+    if task["kind"] == "sentence":
         count = len(reply.split())
         if task["word"] not in reply.lower():
             return f'Use the word "{task["word"]}".'
         if count > task["most"]:
             return f"Not {count} words, at most {task['most']}."
         return None if reply.endswith(task["mark"]) else f"End with {task['mark']}"
-    if task["family"] == "json":
+    if task["kind"] == "json":
         try:
             found = json.loads(reply)
         except ValueError:

@@ -20,7 +20,7 @@ def grade(task: dict[str, Any], rollout: dict[str, Any], workdir: str) -> dict[s
     """Reward and its parts for the answer that the agent left in `answer.txt`; no answer, or one that was cut, is 0."""
     file = Path(workdir) / "answer.txt"
     answer = file.read_text(encoding="utf-8", errors="replace").strip() if file.is_file() else ""
-    judge = {"sentence": grade_sentence, "json": grade_json, "list": grade_list}[task["public"]["family"]]
+    judge = {"sentence": grade_sentence, "json": grade_json, "list": grade_list}[task["public"]["kind"]]
     breakdown = judge(answer, task["hidden"])
     return {"reward": sum(breakdown.values()), "breakdown": breakdown}
 

@@ -1,6 +1,6 @@
-"""Tasks of three families, made by code: a sentence with a given word, JSON out of a sentence, a list of things.
+"""Tasks of three kinds, made by code: a sentence with a given word, JSON out of a sentence, a list of things.
 
-    {"id": "train-0001", "public": {"family", "instruction", ...}, "hidden": {...}}
+    {"id": "train-0001", "public": {"kind", "instruction", ...}, "hidden": {...}}
 
 The agent gets the public part: the instruction and what its own checker needs. The hidden part is for the grader.
 """
@@ -20,7 +20,7 @@ ROWS = {"train": 360, "val": 120}
 
 
 def train() -> Iterator[Row]:
-    """Training tasks; the families take turns."""
+    """Training tasks; the kinds take turns."""
     return _rows("train")
 
 
@@ -48,7 +48,7 @@ def _sentences(split: str, rng: random.Random) -> Iterator[tuple[Row, Row]]:
         most = rng.randint(8, 12)
         mark, its_name = rng.choice([("!", "an exclamation mark"), ("?", "a question mark")])
         instruction = f'Write one sentence with the word "{word}", at most {most} words. End it with {its_name}.'
-        public = {"family": "sentence", "instruction": instruction, "word": word, "most": most, "mark": mark}
+        public = {"kind": "sentence", "instruction": instruction, "word": word, "most": most, "mark": mark}
         yield public, {"word": word, "most": most, "mark": mark}
 
 
@@ -57,12 +57,12 @@ def _people(split: str, rng: random.Random) -> Iterator[tuple[Row, Row]]:
     for name in _shuffled(NAMES[split], rng):
         age, doing = rng.randint(18, 79), next(doings)
         told = rng.choice([f"{name}, {age}, {doing}.", f"{name} is {age} and {doing}.", f"At {age}, {name} {doing}."])
-        public = {"family": "json", "instruction": f"{told} Give the name and age as JSON, nothing else."}
+        public = {"kind": "json", "instruction": f"{told} Give the name and age as JSON, nothing else."}
         yield public, {"name": name, "age": age}
 
 
 def _lists(split: str, rng: random.Random) -> Iterator[tuple[Row, Row]]:
     pairs = [(name, count) for name in CATEGORIES[split] for count in (3, 4, 5)]
     for name, count in _shuffled(pairs, rng):
-        public = {"family": "list", "instruction": f"Name {count} {name}, separated by commas.", "count": count}
+        public = {"kind": "list", "instruction": f"Name {count} {name}, separated by commas.", "count": count}
         yield public, {"count": count, "members": CATEGORIES[split][name]}

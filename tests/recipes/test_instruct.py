@@ -47,12 +47,12 @@ def test_tasks_are_the_same_each_time(rows):
     assert load_tasks("tasks.py:train", RECIPE, "train") == rows["train"]
 
 
-def test_there_are_enough_and_the_families_take_turns(rows):
+def test_there_are_enough_and_the_kinds_take_turns(rows):
     recipe = load_recipe(RECIPE)
     assert len(rows["train"]) >= recipe.trainer.steps * recipe.algorithm.groups_per_step
     assert len(rows["val"]) >= recipe.evaluation.tasks >= 64
     for split in rows.values():
-        assert [row["public"]["family"] for row in split[:6]] == ["sentence", "json", "list"] * 2
+        assert [row["public"]["kind"] for row in split[:6]] == ["sentence", "json", "list"] * 2
 
 
 @pytest.mark.parametrize("kind", ["WORDS", "NAMES", "DOINGS"])
@@ -86,9 +86,9 @@ def test_the_public_part_does_not_hold_the_answers(rows):
 # --- grader
 
 
-def score(family, answer, tmp_path, **hidden):
+def score(kind, answer, tmp_path, **hidden):
     (tmp_path / "answer.txt").write_text(answer)
-    graded = grader.grade({"public": {"family": family}, "hidden": hidden}, {}, str(tmp_path))
+    graded = grader.grade({"public": {"kind": kind}, "hidden": hidden}, {}, str(tmp_path))
     assert graded["reward"] == pytest.approx(sum(graded["breakdown"].values()))
     assert 0 <= graded["reward"] <= 1
     return graded["reward"]
@@ -144,7 +144,7 @@ def test_lists(answer, reward, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "family, answer",
+    "kind, answer",
     [
         # form without content
         ("json", "No, nothing else."),
@@ -183,9 +183,9 @@ def test_lists(answer, reward, tmp_path):
         ("json", '{"name": ["Rosa"], "age": {"34": 34}}'),
     ],
 )
-def test_hacks_are_worth_nothing(family, answer, tmp_path):
-    hidden = {"sentence": SENTENCE, "json": PERSON, "list": LIST}[family]
-    assert score(family, answer, tmp_path, **hidden) == 0
+def test_hacks_are_worth_nothing(kind, answer, tmp_path):
+    hidden = {"sentence": SENTENCE, "json": PERSON, "list": LIST}[kind]
+    assert score(kind, answer, tmp_path, **hidden) == 0
 
 
 def test_no_answer_is_worth_nothing(rows, tmp_path):
@@ -243,7 +243,7 @@ class Model:
         return f"http://127.0.0.1:{self.server.server_address[1]}/rollouts/r-1/v1"
 
 
-TASK = {"family": "list", "instruction": "Name 3 fruits, separated by commas.", "count": 3}
+TASK = {"kind": "list", "instruction": "Name 3 fruits, separated by commas.", "count": 3}
 
 
 def run_agent(model, tmp_path, task=TASK, revise="fresh"):
@@ -298,21 +298,21 @@ agent = module("agent")
 @pytest.mark.parametrize(
     "task, reply, said",
     [
-        ({"family": "sentence", "word": "lantern", "most": 5, "mark": "!"}, "A day!", 'Use the word "lantern".'),
+        ({"kind": "sentence", "word": "lantern", "most": 5, "mark": "!"}, "A day!", 'Use the word "lantern".'),
         (
-            {"family": "sentence", "word": "sun", "most": 3, "mark": "!"},
+            {"kind": "sentence", "word": "sun", "most": 3, "mark": "!"},
             "The sun is bright!",
             "Not 4 words, at most 3.",
         ),
-        ({"family": "sentence", "word": "sun", "most": 9, "mark": "!"}, "The sun is bright.", "End with !"),
-        ({"family": "sentence", "word": "sun", "most": 9, "mark": "!"}, "The sun is bright!", None),
-        ({"family": "json"}, "Rosa is 34", "Only valid JSON."),
-        ({"family": "json"}, '{"name": "Rosa"}', 'Only the keys "name" and "age".'),
-        ({"family": "json"}, "[1]", 'Only the keys "name" and "age".'),
-        ({"family": "json"}, '{"name": "Rosa", "age": 3}', None),
-        ({"family": "list", "count": 2}, "1. apple\n2. pear", "Only commas, one line, no numbers."),
-        ({"family": "list", "count": 2}, "apple, Apple", "No item twice."),
-        ({"family": "list", "count": 2}, "apple, pear", None),
+        ({"kind": "sentence", "word": "sun", "most": 9, "mark": "!"}, "The sun is bright.", "End with !"),
+        ({"kind": "sentence", "word": "sun", "most": 9, "mark": "!"}, "The sun is bright!", None),
+        ({"kind": "json"}, "Rosa is 34", "Only valid JSON."),
+        ({"kind": "json"}, '{"name": "Rosa"}', 'Only the keys "name" and "age".'),
+        ({"kind": "json"}, "[1]", 'Only the keys "name" and "age".'),
+        ({"kind": "json"}, '{"name": "Rosa", "age": 3}', None),
+        ({"kind": "list", "count": 2}, "1. apple\n2. pear", "Only commas, one line, no numbers."),
+        ({"kind": "list", "count": 2}, "apple, Apple", "No item twice."),
+        ({"kind": "list", "count": 2}, "apple, pear", None),
     ],
 )
 def test_what_the_agent_complains_about(task, reply, said):
@@ -320,7 +320,32 @@ def test_what_the_agent_complains_about(task, reply, said):
 
 
 def test_the_agents_own_check_accepts_what_the_grader_pays_in_full(tmp_path):
-    person = {"family": "json"}
+    person = {"kind": "json"}
     assert agent.complaint(person, '{"name": "Rosa", "age": 34}', True) is None
-    assert agent.complaint({"family": "list", "count": 3}, "apples, pears, plums", True) is None
-    assert agent.complaint({"family": "sentence", **SENTENCE}, "The old lantern glows in the dark!", True) is None
+    assert agent.complaint({"kind": "list", "count": 3}, "apples, pears, plums", True) is None
+    assert agent.complaint({"kind": "sentence", **SENTENCE}, "The old lantern glows in the dark!", True) is None
+
+
+# --- the table of the README
+
+
+def test_the_curve_is_read_from_finished_runs(tmp_path):
+    import asyncio
+
+    from aglite.store import Store
+
+    async def finished_run():
+        store = Store.open(tmp_path / "aglite.db")
+        for step, mean in ((0, 0.1), (2, 0.6)):
+            result = {"mean": mean, "stderr": 0.03, "n": 64, "by_kind": {"json": mean, "list": mean / 2}}
+            await store.finish_evaluation(await store.start_evaluation(step, step), "done", result)
+        for step, reward in ((1, 0.2), (2, 0.4)):
+            await store.add_step(step, step, "applied", {"reward_mean": reward}, 0.0, 1.0)
+        store.close()
+
+    asyncio.run(finished_run())
+    tables = module("curve")
+    runs = {7: tables.read(tmp_path / "aglite.db")}
+    assert "| 7 | 0.10 ± 0.03 | 0.60 ± 0.03 | +0.50 | 11.8 |" in tables.summary(runs)
+    assert "| 7 | 0.10 → 0.60 | 0.05 → 0.30 |" in tables.summary(runs)
+    assert tables.curve(runs).splitlines()[-1] == "| seed 7 | 0.20 | 0.40 |"
