@@ -46,7 +46,7 @@ class ModelApp:
         elif method != ("GET" if dialect is None else "POST"):
             problem = Problem(405, "method", f"{scope['path']} does not take {method}", code="method_not_allowed")
         else:
-            token, retry, length = _headers(scope["headers"])
+            token, retry = _headers(scope["headers"])
             session = await self._gateway.authenticate(token, rollout_id)
             if isinstance(session, Problem):
                 problem = session
@@ -56,7 +56,7 @@ class ModelApp:
             else:
                 limit = session.limits.request_bytes
                 try:
-                    body = await connection.read_body(limit) if length <= limit else None
+                    body = await connection.read_body(limit)
                 except ConnectionResetError:
                     return
                 if body is not None:
@@ -64,7 +64,7 @@ class ModelApp:
                     return
                 problem = Problem(413, "too_large", f"the request body is longer than {limit} bytes", param="body")
         headers = problem.headers
-        if problem.kind == "too_large":  # the rest of the body is not read
+        if problem.kind == "too_large":  # the rest of the body may not have been read
             headers = [*headers, (b"connection", b"close")]
         await connection.respond(problem.status, (dialect or self._default).error(problem), headers)
 
@@ -87,9 +87,9 @@ def split_path(path: str) -> tuple[str | None, str]:
     return rollout_id, path.removeprefix("/v1").rstrip("/") or "/"
 
 
-def _headers(headers: list[tuple[bytes, bytes]]) -> tuple[str | None, bool, int]:
-    """Token, whether the client says that it is trying again, length of the body."""
-    token, retry, length = None, False, 0
+def _headers(headers: list[tuple[bytes, bytes]]) -> tuple[str | None, bool]:
+    """Token, and whether the client says that it is trying again."""
+    token, retry = None, False
     for name, value in headers:
         if name == b"authorization":
             scheme, _, rest = value.partition(b" ")
@@ -99,9 +99,7 @@ def _headers(headers: list[tuple[bytes, bytes]]) -> tuple[str | None, bool, int]
             token = token or value.decode("latin-1")
         elif name == b"x-stainless-retry-count":
             retry = value != b"0"
-        elif name == b"content-length":
-            length = int(value) if value.isdigit() else 0
-    return token, retry, length
+    return token, retry
 
 
 async def _lifespan(receive: Receive, send: Send) -> None:

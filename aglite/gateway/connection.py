@@ -11,6 +11,9 @@ Receive = Callable[[], Awaitable[dict[str, Any]]]
 Send = Callable[[dict[str, Any]], Awaitable[None]]
 Header = tuple[bytes, bytes]
 
+_READ_ON = 64 * 1024 * 1024
+"""Bytes of a body that are read past its limit and thrown away."""
+
 _JSON: Header = (b"content-type", b"application/json")
 _SSE: list[Header] = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
@@ -32,7 +35,10 @@ class Connection:
         self._lock = asyncio.Lock()  # keep-alives come from another task
 
     async def read_body(self, limit: int) -> bytes | None:
-        """The request body; None when it is longer than `limit` bytes. Raises ConnectionResetError if it breaks off."""
+        """The request body; None when it is longer than `limit` bytes. Raises ConnectionResetError if it breaks off.
+
+        A body that is too long is read on for a while: a client that is still sending would not see the answer.
+        """
         parts, size = [], 0
         while True:
             message = await self._receive()
@@ -41,9 +47,13 @@ class Connection:
                 raise ConnectionResetError
             part = message.get("body", b"")
             size += len(part)
-            if size > limit:
+            if size <= limit:
+                parts.append(part)
+            elif size > limit + _READ_ON or not message.get("more_body", False):
                 return None
-            parts.append(part)
+            else:
+                parts.clear()
+                continue
             if not message.get("more_body", False):
                 return parts[0] if len(parts) == 1 else b"".join(parts)
 

@@ -51,7 +51,7 @@ class Call:
 
 @dataclass(slots=True)
 class Plan:
-    """The prompt of a request and where it comes from. `base`, `base_len`, `base_messages`: what the store has of it."""
+    """The prompt of a request and where it comes from. `base`, `base_len`, `base_messages`: what the store has."""
 
     prompt: bytes
     """Token ids as native int32."""

@@ -122,7 +122,8 @@ class Exchange:
         self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.outcome: Outcome | None = None
         """The whole reply, once it is recorded."""
-        self.call_ids: list[int] = []
+        self.delivered = False
+        """Whether its terminal event was written while a client was connected."""
         self.joiners = 0
         self._held_before = gateway.gate.closed_s()
         self._started_at = time.time()
@@ -137,11 +138,6 @@ class Exchange:
     def held_s(self) -> float:
         """Seconds in which the gate was closed while this request was open."""
         return self.gateway.gate.closed_s() - self._held_before
-
-    @property
-    def delivered(self) -> bool:
-        """Whether its terminal event was written while the client was connected."""
-        return self.connection.complete and self.outcome is not None
 
     def interrupt(self, why: Interruption) -> None:
         """Stop sampling; what was sampled is recorded."""
@@ -285,7 +281,6 @@ class Exchange:
         for sampling in samplings:  # one after another: the later ones take the first one's prompt as their base
             record = self._call_record(sampling, failure, first)
             call_id = await self.gateway.store.add_call(record)
-            self.call_ids.append(call_id)
             call = self.session.conversations.record(
                 self.plan,
                 sampling.ids.tobytes(),
@@ -364,7 +359,7 @@ class Exchange:
             await self.connection.finish(data + self._writer.close(self.outcome))
         else:
             await self.connection.respond(200, self._writer.body(self.outcome))
-        if self.delivered:
+        if self.connection.complete:
             self.mark_delivered()
 
     async def replay(self, connection: Connection) -> None:
@@ -382,6 +377,7 @@ class Exchange:
             self.mark_delivered()
 
     def mark_delivered(self) -> None:
+        self.delivered = True
         fresh = [call for call in self._calls if not call.delivered]
         for call in fresh:
             call.delivered = True
