@@ -1,6 +1,6 @@
 """Runs the recipe with several seeds and prints the table of its README: `python recipes/instruct/curve.py`.
 
-A run that is finished already is only read, an interrupted one goes on. Everything after the options goes to `aglite up`:
+A run that is finished already is only read, an interrupted one goes on. What follows `--` goes to `aglite up`:
 `python recipes/instruct/curve.py --seeds 0 1 2 -- --steps 10`.
 """
 

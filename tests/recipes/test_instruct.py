@@ -5,11 +5,10 @@ import json
 import os
 import subprocess
 import sys
-import threading
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
+from chat_server import ChatServer
 
 from aglite.config import load_recipe
 from aglite.tasks import load_tasks
@@ -202,47 +201,6 @@ def test_the_hidden_part_decides(tmp_path):
 # --- agent
 
 
-class Model:
-    """An OpenAI-like server with prepared replies, each a text or (text, finish reason)."""
-
-    def __init__(self, *replies):
-        self.requests, self.keys, pending = [], [], list(replies)
-        model = self
-
-        class Handler(BaseHTTPRequestHandler):
-            def do_POST(self):
-                body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-                model.requests.append(body)
-                model.keys.append(self.headers["Authorization"])
-                text, reason = (pending.pop(0), "stop") if isinstance(pending[0], str) else pending.pop(0)
-                message = {"role": "assistant", "content": text}
-                choice = {"index": 0, "message": message, "finish_reason": reason}
-                answer = {"id": "x", "object": "chat.completion", "created": 0, "model": "m", "choices": [choice]}
-                data = json.dumps(answer).encode()
-                self.send_response(200)
-                self.send_header("Content-Type", "application/json")
-                self.send_header("Content-Length", str(len(data)))
-                self.end_headers()
-                self.wfile.write(data)
-
-            def log_message(self, *_):
-                pass
-
-        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        threading.Thread(target=self.server.serve_forever, daemon=True).start()
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *_):
-        self.server.shutdown()
-        self.server.server_close()
-
-    @property
-    def url(self):
-        return f"http://127.0.0.1:{self.server.server_address[1]}/rollouts/r-1/v1"
-
-
 TASK = {"kind": "list", "instruction": "Name 3 fruits, separated by commas.", "count": 3}
 
 
@@ -263,7 +221,7 @@ def run_agent(model, tmp_path, task=TASK, revise="fresh"):
 
 
 def test_an_accepted_draft_ends_the_rollout(tmp_path):
-    with Model("apple, pear, plum") as model:
+    with ChatServer("apple, pear, plum") as model:
         assert run_agent(model, tmp_path) == "apple, pear, plum"
     assert len(model.requests) == 1 and model.keys == ["Bearer secret"]
     assert [message["role"] for message in model.requests[0]["messages"]] == ["system", "user"]
@@ -271,7 +229,7 @@ def test_an_accepted_draft_ends_the_rollout(tmp_path):
 
 
 def test_a_complaint_starts_a_fresh_conversation(tmp_path):
-    with Model("apple, pear", "apple, pear, plum") as model:
+    with ChatServer("apple, pear", "apple, pear, plum") as model:
         assert run_agent(model, tmp_path) == "apple, pear, plum"
     first, second = (request["messages"] for request in model.requests)
     assert len(second) == 2 and second[1]["content"] == TASK["instruction"] + " Exactly 3, not 2."
@@ -279,7 +237,7 @@ def test_a_complaint_starts_a_fresh_conversation(tmp_path):
 
 
 def test_a_complaint_goes_on_in_the_same_conversation(tmp_path):
-    with Model("apple, pear", "apple, pear, plum") as model:
+    with ChatServer("apple, pear", "apple, pear, plum") as model:
         assert run_agent(model, tmp_path, revise="chat") == "apple, pear, plum"
     first, second = (request["messages"] for request in model.requests)
     assert second[: len(first)] == first, "the second call extends the first: one sample"
@@ -287,7 +245,7 @@ def test_a_complaint_goes_on_in_the_same_conversation(tmp_path):
 
 
 def test_a_reply_that_was_cut_is_no_answer(tmp_path):
-    with Model(("apple, pear, plum", "length"), ("apple, pear, plum", "length")) as model:
+    with ChatServer(("apple, pear, plum", "length"), ("apple, pear, plum", "length")) as model:
         assert run_agent(model, tmp_path) == ""
     assert model.requests[1]["messages"][1]["content"].endswith("Be shorter.")
 
