@@ -10,14 +10,17 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from aglite.config import Reward
+from aglite.config import Recipe
 from aglite.errors import RecipeError
 from aglite.rollouts import grade_child
 from aglite.rollouts.logfile import LogFile
 from aglite.rollouts.process import Exit, Limits, Process
 from aglite.rollouts.reaper import Reaper
+
+if TYPE_CHECKING:
+    from aglite.store import Store
 
 TRIES = 2
 """A grader that fails is tried once more: it may have met a moment without memory or network."""
@@ -44,11 +47,17 @@ class GraderError(Exception):
 class Grader:
     """Runs `reward.grade` of a recipe."""
 
-    def __init__(self, reward: Reward, folder: Path, reaper: Reaper) -> None:
-        self._reward = reward
-        self._folder = folder
+    def __init__(self, recipe: Recipe, reaper: Reaper) -> None:
+        assert recipe.reward is not None
+        self._reward = recipe.reward
+        self._folder = recipe.folder
         self._reaper = reaper
-        self._file, _, self._function = reward.grade.partition(":")
+        self._file, _, self._function = recipe.reward.grade.partition(":")
+
+    @property
+    def skips_failures(self) -> bool:
+        """An agent's failure is worth 0 without looking."""
+        return self._reward.on_failure == "zero"
 
     async def check(self, log: Path) -> None:
         """Load the grader once, in a process as for a grading. Raises RecipeError if that does not work."""
@@ -76,7 +85,8 @@ class Grader:
     ) -> Grade | None:
         """The grade of one rollout; None if `stop` was done first. Raises GraderError after its last try.
 
-        `task` is the whole row, `rollout` what `rollout_facts` gives. What the grader prints is added to `log`.
+        `task` is the whole row, `rollout` a JSON object with `id` and whatever else the grader may know. What the
+        grader prints is added to `log`.
         """
         request = {"task": task, "rollout": rollout, "workdir": str(workdir)}
         for tries_left in reversed(range(TRIES)):
@@ -152,6 +162,19 @@ def _result(data: bytes, exit: Exit, last_line: str) -> Any:
     if "raised" in result:
         raise GraderError(result["raised"], raised=True)
     return result["value"]
+
+
+def conversations(store: Store, rollout_id: str, attempt: int) -> dict[str, Any]:
+    """What a grader is told of an attempt's calls: `calls`, their number; `conversations`, lists of messages, one for
+    each call that no later call continues; `messages`, the last of these."""
+    calls = store.calls(rollout_id, attempt)
+    continued = {call.matched_id for call in calls}
+    found = []
+    for call in calls:
+        if call.id not in continued:
+            reply = store.reply(call)
+            found.append([*store.messages(call), *([reply] if reply else [])])
+    return {"calls": len(calls), "conversations": found, "messages": found[-1] if found else []}
 
 
 def check_grade(value: Any) -> Grade:

@@ -19,7 +19,7 @@ from aglite.rollouts.backends import Backend, Launch, Running
 from aglite.rollouts.backends.local import LocalBackend
 from aglite.rollouts.causes import Cause
 from aglite.rollouts.environment import agent_environment, agent_files, check_agent
-from aglite.rollouts.grading import Grade, Grader, GraderError
+from aglite.rollouts.grading import Grade, Grader, GraderError, conversations
 from aglite.rollouts.outcome import STATE_OF, Outcome, cause_of, flags_of
 from aglite.rollouts.reaper import Reaper
 from aglite.rollouts.slots import Slots
@@ -96,29 +96,22 @@ class Launcher:
         self._slots = Slots(concurrency)
         self._gradings = Slots(max(2, os.cpu_count() or 1))
         self._backend: Backend = LocalBackend(run_dir, self._reaper, concurrency)
-        self._external = recipe.agent.backend == "external"
+        self._grader = Grader(recipe, self._reaper)
         self._rollouts: dict[str, _Rollout] = {}
         self._orders = itertools.count()
         self._stopping = False
 
     async def start(self) -> None:
-        """Check the recipe, end what an earlier supervisor of this run left, and be ready.
+        """Check the recipe, delete what an earlier supervisor of this run left, and be ready.
 
         Raises RecipeError if the agent or the grader cannot work. Hold the run directory's lock.
         """
-        if not self._external:
-            check_agent(self._recipe)
+        check_agent(self._recipe)
         self._run_dir.create()
         if self._owns_reaper:
             await self._reaper.start()
-        ended = await asyncio.to_thread(self._reaper.sweep)
-        if ended:
-            log.warning("ended %d processes that an earlier run in %s had left", len(ended), self._run_dir.path)
         await self._backend.sweep()
-        if not self._external:
-            assert self._recipe.reward
-            self._grader = Grader(self._recipe.reward, self._recipe.folder, self._reaper)
-            await self._grader.check(self._run_dir.logs / "grader.log")
+        await self._grader.check(self._run_dir.logs / "grader.log")
 
     async def stop(self) -> None:
         """Cancel every rollout, end its processes and see that nothing is left. Stopping twice is fine."""
@@ -142,8 +135,6 @@ class Launcher:
         The task gives the outcome; it raises only when the store cannot be written or a process cannot be ended.
         Cancelling it kills the rollout.
         """
-        if self._external:
-            raise RecipeError("agent.backend: external: aglite has no agent to launch", "use `backend: local`")
         if rollout_id in self._rollouts:
             raise ValueError(f"rollout {rollout_id} is launched already")
         stop = asyncio.get_running_loop().create_future()
@@ -307,8 +298,7 @@ class Launcher:
     async def _judge(self, rollout: _Rollout, number: int, running: Running, ended: _Ended) -> _Ended:
         if ended.cause and ended.cause.kind != "policy":
             return ended
-        assert self._recipe.reward
-        if ended.cause and self._recipe.reward.on_failure == "zero":
+        if ended.cause and self._grader.skips_failures:
             ended.grade = Grade(0.0)
             return ended
         await self._change(rollout, "grading", number, ended.cause, exit_code=ended.exit_code, flags=ended.flags)
@@ -317,7 +307,16 @@ class Launcher:
         # Only now, so that a slow grader holds new agents back instead of piling up what they left.
         self._give_slot(rollout)
         try:
-            facts = await asyncio.to_thread(self._facts, rollout, number, ended)
+            facts = {
+                "id": rollout.id,
+                "attempt": number,
+                "split": rollout.split,
+                "exit_code": ended.exit_code,
+                "cause": str(ended.cause or ""),
+                "limits_hit": ended.limits_hit,
+                "flags": ended.flags,
+                **await asyncio.to_thread(conversations, self._store, rollout.id, number),
+            }
             path = self._run_dir.rollout_log(rollout.id, number)
             ended.grade = await self._grader.grade(rollout.task, facts, running.workdir, log=path, stop=rollout.stop)
         except GraderError as error:
@@ -332,31 +331,6 @@ class Launcher:
         if rollout.stop.done():
             return _Ended(rollout.stop.result(), ended.exit_code, ended.flags)
         return ended
-
-    def _facts(self, rollout: _Rollout, number: int, ended: _Ended) -> dict[str, Any]:
-        """What a grader is told of a rollout.
-
-        `conversations` are lists of messages, one for each call that no later call continues; `messages` is the last.
-        """
-        calls = self._store.calls(rollout.id, number)
-        continued = {call.matched_id or call.base_id for call in calls}
-        conversations = []
-        for call in calls:
-            if call.id not in continued:
-                reply = self._store.reply(call)
-                conversations.append([*self._store.messages(call), *([reply] if reply else [])])
-        return {
-            "id": rollout.id,
-            "attempt": number,
-            "split": rollout.split,
-            "exit_code": ended.exit_code,
-            "cause": str(ended.cause or ""),
-            "limits_hit": ended.limits_hit,
-            "flags": ended.flags,
-            "calls": len(calls),
-            "messages": conversations[-1] if conversations else [],
-            "conversations": conversations,
-        }
 
     # the store
 

@@ -15,6 +15,10 @@ import time
 
 PATIENCE_S = 4.0
 
+# fields of /proc/PID/stat, counted from the one after the name
+SESSION = 3
+STARTED = 19  # in clock ticks since boot: tells a process from a later one with its id
+
 
 def environ_of(pid):
     """The environment a process was started with, as NUL-terminated bytes; empty if it is gone or not ours."""
@@ -51,10 +55,11 @@ def find(match):
     return found
 
 
-def end(match, patience_s=PATIENCE_S):
+def end(match, patience_s=PATIENCE_S, dying_session=None):
     """SIGKILL every process whose environment `match` accepts, until a search finds none.
 
-    Returns (ended, surviving) process ids; the second is empty unless something outlasts `patience_s`.
+    Returns (ended, surviving) process ids; the second is empty unless something outlasts `patience_s`. Those of
+    `dying_session` are not counted among the ended: they were killed before and only take a moment to go.
     """
     deadline = time.monotonic() + patience_s
     ended = set()
@@ -63,7 +68,8 @@ def end(match, patience_s=PATIENCE_S):
         if not found or time.monotonic() > deadline:
             return sorted(ended - set(found)), found
         for pid in found:
-            if _kill_if(pid, match):
+            counts = dying_session is None or stat_of(pid, SESSION) != dying_session
+            if _kill_if(pid, match) and counts:
                 ended.add(pid)
         # What was just killed lets go of its memory (and so of its environment) in a moment; new ones are sought anew.
         time.sleep(0.002)
@@ -86,18 +92,18 @@ def _kill_if(pid, match):
         os.close(fd)
 
 
-def started_at(pid):
-    """Start of a process in clock ticks since boot, which tells it from a later one with its id; None if it is gone."""
+def stat_of(pid, field):
+    """One of the fields below of /proc/PID/stat; None if the process is gone."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
-            return int(file.read().rpartition(b")")[2].split()[19])
+            return int(file.read().rpartition(b")")[2].split()[field])
     except (OSError, IndexError):
         return None
 
 
 def end_group(pgid, leader_started):
     """SIGKILL a process group, unless its number has passed to another process since it was registered."""
-    now = started_at(pgid)
+    now = stat_of(pgid, STARTED)
     if now is not None and leader_started is not None and now != leader_started:
         return
     try:  # noqa: SIM105 - contextlib would double the start time
@@ -127,7 +133,7 @@ def main():
                 return
             pgid = int(line[1:])
             if line[:1] == b"+":
-                groups[pgid] = started_at(pgid)
+                groups[pgid] = stat_of(pgid, STARTED)
             else:
                 groups.pop(pgid, None)
         if not data:

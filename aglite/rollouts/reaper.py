@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
+import logging
 import os
 import secrets
 import subprocess
@@ -10,6 +12,8 @@ import sys
 from pathlib import Path
 
 from aglite.rollouts import reap_child
+
+log = logging.getLogger("aglite.rollouts")
 
 MARK = "AGLITE_SUPERVISOR"
 """Environment variable of every child of a supervisor; its value `<random>@<run directory>` names the supervisor."""
@@ -44,8 +48,14 @@ class Reaper:
         return self._child.pid if self._child else None
 
     async def start(self) -> None:
-        """Start the process; once more does nothing."""
+        """End what an earlier supervisor of this run directory left, and start the process; again does nothing.
+
+        Hold the run directory's lock.
+        """
         if self._child is None:
+            ended = await asyncio.to_thread(self.sweep)
+            if ended:
+                log.warning("ended %d processes that an earlier run in %s had left", len(ended), self._dir)
             self._spawn()
 
     def add(self, pgid: int) -> None:
@@ -70,9 +80,9 @@ class Reaper:
         child.wait()
 
     def sweep(self) -> list[int]:
-        """End what an earlier supervisor of this run directory left (its reaper was killed too, or there was none).
+        """End what an earlier supervisor of this run directory left: its reaper was killed too.
 
-        Call it while holding the run directory's lock. Returns the ids of the processes that were ended.
+        Returns the ids of the processes that were ended.
         """
         own, start, ending = self.entry, f"\0{MARK}=".encode(), os.fsencode(f"@{self._dir}\0")
 

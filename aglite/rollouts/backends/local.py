@@ -105,19 +105,15 @@ class LocalRunning:
         if self._stopped:
             return []
         await self._process.end(grace_s)
-        ended = await end_marked(self._entry)
+        ended, surviving = await asyncio.to_thread(
+            reap_child.end, lambda environ: reap_child.has(environ, self._entry), dying_session=self.pid
+        )
+        _complain(surviving)
         self._stopped = True
         return ended
 
     async def remove(self) -> None:
         await asyncio.to_thread(remove_tree, self._folder)
-
-
-async def end_marked(*entries: bytes) -> list[int]:
-    """End the processes with these entries in their environment; they left their process group. Returns their ids."""
-    ended, surviving = await asyncio.to_thread(reap_child.end, lambda environ: reap_child.has(environ, *entries))
-    _complain(surviving)
-    return ended
 
 
 def _complain(surviving: Sequence[int]) -> None:
