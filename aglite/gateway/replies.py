@@ -191,13 +191,19 @@ class HermesParser:
 
     def _in_start(self, pieces: list[Piece]) -> bool:
         if self._buffer.startswith(THINK):
-            self._buffer = self._buffer[len(THINK) :].removeprefix("\n")
-            self._state = "reasoning"
+            self._buffer = self._buffer[len(THINK) :]
+            self._state = "before_reasoning"
             return True
         if THINK.startswith(self._buffer):
             return False
         self._state = "text"
         return True
+
+    def _in_before_reasoning(self, pieces: list[Piece]) -> bool:
+        self._buffer = self._buffer.lstrip("\n")
+        if self._buffer:
+            self._state = "reasoning"
+        return bool(self._buffer)
 
     def _in_reasoning(self, pieces: list[Piece]) -> bool:
         before, found, after = self._buffer.partition(UNTHINK)
