@@ -26,7 +26,6 @@ def main() -> int:
         print(f"aglite: {error}", file=sys.stderr)
         return error.exit_code
     except KeyboardInterrupt:
-        print("aglite: interrupted", file=sys.stderr)
         return 130
     except BrokenPipeError:  # `aglite rollouts | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from aglite import __version__
-from aglite.cli import look, model, run
+from aglite.cli import db, look, model, run
 
 app = typer.Typer(
     name="aglite",
@@ -36,3 +36,4 @@ def aglite(
 run.add(app)
 look.add(app)
 model.add(app)
+db.add(app)

@@ -19,6 +19,7 @@ def add(app: typer.Typer) -> None:
     app.command("rollouts", rich_help_panel=LOOK)(rollouts)
     app.command("show", rich_help_panel=LOOK)(show)
     app.command("logs", rich_help_panel=LOOK)(logs)
+    app.command("export", rich_help_panel=LOOK)(export)
 
 
 def status(directory: RunDirectory = None, as_json: AsJson = False) -> None:

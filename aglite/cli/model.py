@@ -41,7 +41,7 @@ def run(
     from aglite.config import load_recipe
     from aglite.try_one import try_one
 
-    raise typer.Exit(try_one(load_recipe(recipe, overrides or []), task, say))
+    raise typer.Exit(try_one(load_recipe(recipe, overrides or []), task, on_line=say))
 
 
 def evaluate(
@@ -90,9 +90,6 @@ def _print_result(result: dict[str, Any]) -> None:
 
 def serve(
     model: Annotated[str, typer.Argument(metavar="MODEL_OR_CHECKPOINT", help="A built-in name, a folder or a hub id.")],
-    engine_url: Annotated[
-        str | None, typer.Option("--engine-url", metavar="URL", help="Use a running vLLM server as the engine.")
-    ] = None,
     port: Annotated[int, typer.Option("--port", min=0, max=65535, help="Port to listen on; 0 takes a free one.")] = 0,
     directory: Annotated[
         Path | None, typer.Option("--dir", metavar="RUN_DIR", help="Where traffic is recorded.", show_default=False)
@@ -104,7 +101,7 @@ def serve(
     from aglite.serve import serve
 
     run_dir = RunDir(directory) if directory is not None else None
-    raise typer.Exit(serve(model, engine_url=engine_url, port=port, run_dir=run_dir, on_line=say))
+    raise typer.Exit(serve(model, port=port, run_dir=run_dir, on_line=say))
 
 
 def doctor(as_json: AsJson = False) -> None:

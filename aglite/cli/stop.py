@@ -15,6 +15,8 @@ from aglite.paths import RunDir
 
 POLL_S = 0.3
 PATIENCE_S = 600.0
+NOW_S = 30.0
+"""How long `--now` waits before it kills."""
 
 
 def down(run: RunDir, *, now: bool, on_line: Callable[[str], None], patience_s: float = PATIENCE_S) -> int:
@@ -38,7 +40,7 @@ def down(run: RunDir, *, now: bool, on_line: Callable[[str], None], patience_s: 
             raise
         on_line(f"process {pid} does not answer; ending it by signal")
         _signal(pid, signal.SIGTERM)
-    deadline = time.monotonic() + (30.0 if now else patience_s)
+    deadline = time.monotonic() + (min(patience_s, NOW_S) if now else patience_s)
     _wait(client, pid, deadline, on_line)
     if alive(pid):
         if not now:

@@ -1,0 +1,116 @@
+from __future__ import annotations
+
+import json
+import sqlite3
+import subprocess
+import sys
+
+import pyarrow.parquet
+import pytest
+from conftest import Aglite
+from fake_daemon import FakeDaemon
+from recorded_run import DONE, FAILED, WAITING
+
+from aglite.paths import RunDir
+
+
+def test_rollouts_of_a_finished_run_newest_first(aglite: Aglite, finished: RunDir) -> None:
+    lines = aglite("rollouts").stdout.splitlines()
+    assert lines[0].split()[:3] == ["id", "task", "state"]
+    assert lines[1].split()[0] == WAITING
+    assert "wall time limit" in next(line for line in lines if FAILED in line)
+
+
+def test_rollouts_filtered(aglite: Aglite, finished: RunDir) -> None:
+    rows = json.loads(aglite("rollouts", "--state", "failed", "--json").stdout)
+    assert [row["id"] for row in rows] == [FAILED]
+    assert len(json.loads(aglite("rollouts", "--limit", "2", "--json").stdout)) == 2
+    assert aglite("rollouts", "--state", "grading").stdout == "no rollouts\n"
+
+
+def test_rollouts_of_a_run_that_is_going_come_from_its_supervisor(aglite: Aglite, daemon: FakeDaemon) -> None:
+    rows = json.loads(aglite("rollouts", "--state", "running", "--json").stdout)
+    assert rows and all(row["state"] == "running" for row in rows)
+    assert any(path.startswith("/api/rollouts?state=running") for path in daemon.asked)
+
+
+def test_unknown_state_names_the_known_ones(aglite: Aglite, finished: RunDir) -> None:
+    done = aglite("rollouts", "--state", "runing")
+    assert done.returncode == 2 and "grading" in done.stderr
+
+
+def test_show_tells_calls_and_what_was_said(aglite: Aglite, finished: RunDir) -> None:
+    text = aglite("show", DONE).stdout
+    assert "reward 1.00   word 1.00" in text
+    assert "call 1: first" in text and "call 2: continues call 1" in text
+    # what the second call repeats of the first is not said twice
+    assert text.count("Say a word with an a in it.") == 1
+    assert text.count("boat") == 1 and "Another one." in text
+    assert "sample trained in step 1: call 1, 2; 3 of 7 tokens, advantage +0.700" in text
+    assert "response:" not in text
+
+
+def test_show_tokens(aglite: Aglite, finished: RunDir) -> None:
+    text = aglite("show", DONE, "--tokens").stdout
+    assert "prompt: 1 2 3 4 5 6" in text and "response: 7" in text and "mask: 0 0 0 1 1 0 1" in text
+    detail = json.loads(aglite("show", DONE, "--tokens", "--json").stdout)
+    call, sample = detail["call_rows"][1], detail["sample_rows"][0]
+    assert call["prompt_ids"] == [1, 2, 3, 4, 5, 6] and call["logprobs"] == [-0.5] and call["versions"] == [[0, 1]]
+    assert sample["input_ids"] == [1, 2, 3, 4, 5, 6, 7] and sample["loss_mask"] == [0, 0, 0, 1, 1, 0, 1]
+
+
+def test_part_of_an_id_is_enough_if_it_is_the_only_one(aglite: Aglite, finished: RunDir) -> None:
+    assert FAILED in aglite("show", "r-bb").stdout
+    assert FAILED in aglite("show", "bb").stdout
+    two = aglite("show", "r-aa")
+    assert two.returncode == 1 and "fits 2 rollouts" in two.stderr
+    none = aglite("show", "r-ff")
+    assert none.returncode == 1 and "no rollout r-ff" in none.stderr
+    assert "there is no rollout r-0123456789" in aglite("show", "r-0123456789").stderr
+
+
+def test_logs_are_passed_on_byte_for_byte(aglite: Aglite, finished: RunDir) -> None:
+    command = [sys.executable, "-m", "aglite", "logs", DONE, "--dir", str(finished.path)]
+    assert subprocess.run(command, capture_output=True).stdout == b"hello from the agent\n\xff raw byte\n"
+    missing = aglite("logs", WAITING)
+    assert missing.returncode == 1 and "its agent has not been started" in missing.stderr
+    assert "attempts 1 to 1" in aglite("logs", DONE, "--attempt", "3").stderr
+
+
+@pytest.mark.parametrize(("what", "rows"), [("samples", 2), ("calls", 3), ("rollouts", 4)])
+def test_export_in_both_formats(aglite: Aglite, finished: RunDir, what: str, rows: int) -> None:
+    lines, table = finished.path / "out.jsonl", finished.path / "out.parquet"
+    assert aglite("export", "--what", what, "--out", str(lines)).returncode == 0
+    done = aglite("export", "--what", what, "--format", "parquet", "--out", str(table))
+    assert done.returncode == 0 and f"{rows} {what} written" in done.stderr
+    assert len(lines.read_text().splitlines()) == pyarrow.parquet.read_table(table).num_rows == rows
+
+
+def test_exported_sample_is_the_designs_form(aglite: Aglite, finished: RunDir) -> None:
+    first = json.loads(aglite("export", "--out", "-").stdout.splitlines()[0])
+    assert first["input_ids"] == [1, 2, 3, 4, 5, 6, 7]
+    assert first["loss_mask"] == [0, 0, 0, 1, 1, 0, 1]
+    assert (first["advantage"], first["weight"]) == (0.7, 0.1)
+
+
+def test_export_refuses_what_it_cannot_write(aglite: Aglite, finished: RunDir) -> None:
+    assert aglite("export", "--what", "tokens", "--out", "x").returncode == 2
+    done = aglite("export", "--out", "/proc/x.jsonl")
+    assert done.returncode == 1 and done.stderr.startswith("aglite: /proc/x.jsonl")
+
+
+def test_db_check(aglite: Aglite, finished: RunDir) -> None:
+    assert "is whole" in aglite("db", "check").stdout
+    database = sqlite3.connect(finished.db)
+    database.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+    database.close()
+    data = bytearray(finished.db.read_bytes())
+    data[4096 * 3 : 4096 * 8] = b"\x55" * 4096 * 5
+    finished.db.write_bytes(data)
+    assert aglite("db", "check").returncode == 1
+
+
+def test_closed_pipe_is_no_error(finished: RunDir) -> None:
+    command = f"{sys.executable} -m aglite rollouts --dir {finished.path} | head -1"
+    done = subprocess.run(["bash", "-c", f"set -o pipefail; {command}"], capture_output=True, text=True)
+    assert "Traceback" not in done.stderr
