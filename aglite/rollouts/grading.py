@@ -168,12 +168,13 @@ def conversations(store: Store, rollout_id: str, attempt: int) -> dict[str, Any]
     """What a grader is told of an attempt's calls: `calls`, their number; `conversations`, lists of messages, one for
     each call that no later call continues; `messages`, the last of these."""
     calls = store.calls(rollout_id, attempt)
+    messages = store.conversations(rollout_id, attempt)
     continued = {call.matched_id for call in calls}
     found = []
     for call in calls:
         if call.id not in continued:
-            reply = store.reply(call)
-            found.append([*store.messages(call), *([reply] if reply else [])])
+            prompt, reply = messages[call.id]
+            found.append([*prompt, *([reply] if reply else [])])
     return {"calls": len(calls), "conversations": found, "messages": found[-1] if found else []}
 
 

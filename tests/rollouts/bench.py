@@ -64,6 +64,7 @@ class Bench:
         reward: dict[str, Any] | None = None,
         gateway: Any = None,
         store: Store | None = None,
+        url: str = "http://127.0.0.1:1",
         **agent_section: Any,
     ) -> None:
         recipe_dir = folder / "recipe"
@@ -82,6 +83,7 @@ class Bench:
         )
         self.run_dir = RunDir(folder / "run")
         self.run_dir.create()
+        self._owns_store = store is None
         self.store = store or Store.open(self.run_dir.db)
         self.gateway = gateway or StandInGateway()
         self.changes: list[dict[str, Any]] = []
@@ -90,7 +92,7 @@ class Bench:
             self.gateway,
             self.recipe,
             self.run_dir,
-            lambda: "http://127.0.0.1:1",
+            lambda: url,
             self.changes.append,
             backoff_s=0.05,
         )
@@ -102,7 +104,8 @@ class Bench:
 
     async def __aexit__(self, *_: object) -> None:
         await self.launcher.stop()
-        self.store.close()
+        if self._owns_store:
+            self.store.close()
         assert self.alive() == []
         assert list(self.run_dir.scratch.iterdir()) == []
         assert not getattr(self.gateway, "open", {})
