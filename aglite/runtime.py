@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import shlex
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -131,5 +132,6 @@ class Runtime:
 
 
 def worker_command() -> list[str]:
-    """How the model worker is started; `AGLITE_WORKER` names another module that speaks its protocol."""
-    return [sys.executable, "-m", os.environ.get("AGLITE_WORKER", "aglite.worker")]
+    """How the model worker is started; `AGLITE_WORKER` gives another module (and its arguments) that speaks the same
+    protocol, such as the scripted engine of the tests."""
+    return [sys.executable, "-m", *shlex.split(os.environ.get("AGLITE_WORKER", "aglite.worker"))]

@@ -151,7 +151,7 @@ class Supervisor:
             await self.phases.set("starting")
             code = await self._supervise()
         except AgliteError as error:
-            self._problem = str(error)
+            self._problem = error.message.partition("\n")[0]
             await self.store.add_event("error", "run", error.message, {"mend": error.mend})
             raise
         finally:
@@ -189,11 +189,7 @@ class Supervisor:
     async def _worker_exit(self) -> EngineError:
         """Waits until the model worker is gone and says why."""
         await self.runtime.worker_started.wait()
-        reason = await asyncio.shield(self.runtime.worker.exited)
-        return EngineError(
-            f"the model worker ended: {reason}",
-            "see logs/worker.log; `aglite up` goes on from the last checkpoint",
-        )
+        return (await asyncio.shield(self.runtime.worker.exited)).error()
 
     def _signal(self) -> None:
         self.interrupted = True

@@ -307,8 +307,7 @@ class _Socket(asyncio.Protocol):
         self._reader = FrameReader()
         self._transport: asyncio.Transport | None = None
 
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # uvloop's is no subclass
         if self._transport is not None:
             transport.abort()
             return

@@ -285,7 +285,7 @@ class TrainingLoop:
             self.state.step, self.state.version, str(path.relative_to(self.runtime.run_dir.path))
         )
         await self.store.add_event(
-            "info", "checkpoint", f"checkpoint {name} ({why})", {"step": self.state.step, "path": str(path)}
+            "info", "checkpoint", f"{name} ({why})", {"step": self.state.step, "path": str(path)}
         )
         await self._prune()
         return str(path)

@@ -1,0 +1,258 @@
+"""`aglite up` from start to end with a scripted engine: real processes, sockets, store; only the model is made up."""
+
+import json
+import os
+import socket
+import stat
+import time
+from pathlib import Path
+
+import pytest
+from mini_run import INTERRUPT, MiniRun
+
+from aglite.store import Store
+
+
+def live_steps(store):
+    return [row["step"] for row in store.steps() if row["state"] == "applied"]
+
+
+def untangled(store: Store) -> None:
+    """Whatever happened, a finished run's store must add up."""
+    trained = {}
+    for group in store.groups(split="train"):
+        if group["state"] == "trained":
+            assert group["step"] in live_steps(store)
+            trained.setdefault(group["step"], []).append(group)
+    for step, groups in trained.items():
+        assert len(groups) == 2, f"step {step} trained {len(groups)} groups"
+        tasks = [group["task_id"] for group in groups]
+        assert len(set(tasks)) == len(tasks)
+    versions = [row["version"] for row in store.policy_versions()]
+    assert len(set(versions)) == len(versions)
+    assert store.counts_by_state()["running"] == store.counts_by_state()["grading"] == 0
+
+
+def test_a_run_from_start_to_end(tmp_path):
+    run = MiniRun(tmp_path)
+    run.start()
+    run.until(lambda store: live_steps(store))
+    control = json.loads(run.run_dir.control.read_text())
+    assert control["pid"] == run.process.pid
+    assert stat.S_IMODE(os.stat(run.run_dir.control).st_mode) == 0o600
+    status = json.loads(run.aglite("status", "--json", "--dir", str(run.run_dir.path)).stdout)
+    assert status["steps"] == 3 and status["run"] == "mini"
+    code, output = run.wait()
+    assert code == 0, output
+    assert "before" in output and "after" in output and "checkpoints/step-3" in output
+    assert not run.run_dir.control.exists()
+    assert run.gone()
+    with_store = run.store()
+    assert live_steps(with_store) == [1, 2, 3]
+    untangled(with_store)
+    assert [row["step"] for row in with_store.evaluations() if row["state"] == "done"] == [0, 3]
+    assert [row["path"] for row in with_store.checkpoints() if row["state"] == "kept"][-1] == "checkpoints/step-3"
+    assert (run.run_dir.checkpoints / "step-3" / "aglite.json").is_file()
+    for step in with_store.steps():
+        assert step["metrics"]["rollouts"] == 4
+        assert step["metrics"]["logprob_gap_mean"] == 0
+    # what was trained is what was sampled: each sampled token of each rollout, once
+    for rollout in with_store.rollouts(state="done"):
+        if rollout["split"] == "train":
+            sampled = sum(len(call.response_ids) for call in with_store.calls(rollout["id"]))
+            assert rollout["trained_tokens"] == rollout["sampled_tokens"] == sampled
+            assert rollout["calls"] == 2 and rollout["samples"] == 1  # the second turn continues the first's tokens
+    manifest = with_store.meta("manifest")
+    assert manifest["recipe"]["trainer"]["steps"] == 3 and manifest["versions"]["aglite"]
+    again, said = run.up()
+    assert again == 0 and "all 3 steps are done" in said
+
+
+def test_more_steps_after_the_end(tmp_path):
+    run = MiniRun(tmp_path)
+    assert run.up("--steps", "1")[0] == 0
+    code, output = run.up("--steps", "2")
+    assert code == 0 and "going on from step-1" in output
+    assert live_steps(run.store()) == [1, 2]
+    untangled(run.store())
+
+
+def test_interrupted_and_gone_on_with(tmp_path):
+    run = MiniRun(tmp_path, trainer={"steps": 6}, script={"latency_s": 0.05})
+    run.start()
+    run.until(lambda store: len(live_steps(store)) >= 2 and store.counts_by_state()["running"])
+    run.signal(INTERRUPT)
+    code, output = run.wait()
+    assert code == 130, output
+    assert "stopping: waiting for" in output and "stopped after step" in output
+    assert run.gone()
+    before = run.store()
+    steps = live_steps(before)
+    unfinished = {row["id"] for row in before.rollouts(state="queued")}
+    complete = {row["id"] for row in before.groups(state="complete", split="train")}
+    assert unfinished, "in-flight rollouts wait for the next start"
+    code, output = run.up()
+    assert code == 0, output
+    assert f"going on from step-{steps[-1]}" in output
+    after = run.store()
+    assert live_steps(after) == [1, 2, 3, 4, 5, 6]
+    untangled(after)
+    assert all(row["state"] == "applied" for row in after.steps()), "a clean stop loses no step"
+    rows = {row["id"]: row for row in after.rollouts()}
+    assert all(rows[name]["state"] == "done" and rows[name]["attempt"] == 2 for name in unfinished)
+    assert complete <= {row["id"] for row in after.groups(state="trained")}
+    # the order of tasks is the one of an undisturbed run
+    other = MiniRun(tmp_path / "other", trainer={"steps": 6})
+    assert other.up()[0] == 0
+    order = [row["task_id"] for row in after.groups(split="train")]
+    undisturbed = [row["task_id"] for row in other.store().groups(split="train")]
+    assert order == undisturbed
+
+
+def test_killed_and_gone_on_with(tmp_path):
+    run = MiniRun(tmp_path, trainer={"steps": 4, "checkpoint_every": 2}, script={"latency_s": 0.02})
+    run.start()
+    run.until(lambda store: 3 in live_steps(store))
+    run.kill()
+    assert run.gone(), run.leftovers()
+    code, output = run.up()
+    assert code == 0, output
+    assert "going on from step-2" in output
+    store = run.store()
+    assert live_steps(store) == [1, 2, 3, 4]
+    assert [row["step"] for row in store.steps() if row["state"] == "rolled_back"] == [3]
+    numbers = [row["version"] for row in store.policy_versions()]
+    assert len(set(numbers)) == len(numbers)
+    assert [row["state"] for row in store.policy_versions() if row["step"] == 3] == ["rolled_back", "live"]
+    untangled(store)
+    assert run.gone()
+
+
+def test_killed_before_the_first_checkpoint(tmp_path):
+    run = MiniRun(tmp_path, trainer={"steps": 2, "checkpoint_every": 9})
+    run.start()
+    run.until(lambda store: store.counts_by_state("train")["running"])
+    run.kill()
+    code, output = run.up()
+    assert code == 0, output
+    assert live_steps(run.store()) == [1, 2]
+    untangled(run.store())
+    assert sum(row["state"] == "done" for row in run.store().evaluations()) == 2, "not evaluated twice before"
+
+
+def test_second_interrupt_stops_at_once(tmp_path):
+    run = MiniRun(tmp_path, script={"train_s": 30})
+    run.start()
+    run.until(lambda store: store.phases()[-1]["phase"] == "training" if store.phases() else False)
+    run.signal(INTERRUPT)
+    time.sleep(0.5)
+    began = time.monotonic()
+    run.signal(INTERRUPT)
+    code, output = run.wait()
+    assert code == 130, output
+    assert time.monotonic() - began < 10
+    assert run.gone()
+
+
+def test_fresh_keeps_the_old_run_under_another_name(tmp_path):
+    run = MiniRun(tmp_path, trainer={"steps": 1})
+    assert run.up()[0] == 0
+    code, output = run.up("--fresh")
+    assert code == 0
+    (old,) = [path for path in run.run_dir.path.parent.iterdir() if path != run.run_dir.path]
+    assert str(old) in output
+    assert live_steps(Store.open(old / "aglite.db", readonly=True)) == [1]
+
+
+def test_another_recipe_is_another_run(tmp_path):
+    run = MiniRun(tmp_path, trainer={"steps": 1})
+    assert run.up()[0] == 0
+    code, output = run.up("--set", "trainer.lr=0.5", "--set", "trainer.steps=2")
+    assert code == 1
+    assert "trainer.lr was 1e-05 and is now 0.5" in output and "--fresh" in output
+    assert "trainer.steps" not in output
+
+
+def test_second_up_on_the_same_directory(tmp_path):
+    run = MiniRun(tmp_path, trainer={"steps": 50})
+    run.start()
+    run.until(lambda store: store.counts_by_state()["running"])
+    first = run.process
+    code, output = run.up()
+    assert code == 1 and f"in use by another aglite (pid {first.pid})" in output
+    run.process = first
+    stopped = run.aglite("down", "--dir", str(run.run_dir.path))
+    assert stopped.returncode == 0, stopped.stdout + stopped.stderr
+    assert run.wait()[0] == 0
+    assert run.gone()
+
+
+def test_port_taken(tmp_path):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        code, output = MiniRun(tmp_path).up("--set", f"gateway.port={port}")
+    assert code == 1 and f"port {port} on 127.0.0.1 is taken" in output and "gateway.port" in output
+
+
+def test_missing_model(tmp_path):
+    code, output = MiniRun(tmp_path).up("--set", f"model={tmp_path}/nowhere")
+    assert code != 0 and "nowhere" in output and "Traceback" not in output
+
+
+@pytest.mark.parametrize(
+    ("grade", "expected"),
+    [
+        ("def grade(task, rollout, workdir):\n    raise KeyError('oops')\n", "oops"),
+        ("def grade(task, rollout, workdir):\n    return float('nan')\n", "nan"),
+        ("import time\ndef grade(task, rollout, workdir):\n    time.sleep(60)\n", "within 1 s"),
+    ],
+    ids=["raises", "nan", "hangs"],
+)
+def test_a_grader_that_never_works_ends_the_run_with_its_cause(tmp_path, grade, expected):
+    run = MiniRun(tmp_path, grade=grade, reward={"timeout_s": 1}, agent={"attempts": 1}, evaluation={"before": False})
+    code, output = run.up()
+    assert code == 1, output
+    assert "grader" in output and expected in output.lower() and "Traceback" not in output.split("aglite:")[-1]
+    assert run.gone()
+    store = run.store()
+    assert store.counts_by_state()["error"] >= 8 and not store.steps()
+
+
+def test_a_worker_that_dies_is_named_and_the_run_can_go_on(tmp_path):
+    run = MiniRun(tmp_path, trainer={"steps": 3})
+    run.start()
+    run.until(lambda store: live_steps(store))
+    (worker,) = [path for path in os.listdir("/proc") if path.isdigit() and is_worker(path, run)]
+    os.kill(int(worker), 9)
+    code, output = run.wait(timeout=30)
+    assert code == 1 and "SIGKILL" in output and "model worker" in output
+    assert run.gone()
+    assert run.up()[0] == 0
+    untangled(run.store())
+
+
+def is_worker(pid: str, run: MiniRun) -> bool:
+    try:
+        command = Path(f"/proc/{pid}/cmdline").read_bytes()
+        environ = Path(f"/proc/{pid}/environ").read_bytes()
+    except OSError:
+        return False
+    return b"aglite.engine.scripted" in command and str(run.run_dir.path).encode() in environ
+
+
+def test_pause_holds_and_resume_goes_on(tmp_path):
+    run = MiniRun(tmp_path, trainer={"steps": 40}, script={"latency_s": 0.02})
+    run.start()
+    run.until(lambda store: live_steps(store))
+    where = ("--dir", str(run.run_dir.path))
+    assert run.aglite("pause", *where).returncode == 0
+    run.until(lambda store: store.phases()[-1]["phase"] == "paused")
+    sampled = len(run.store().rollouts(state=("done",)))
+    time.sleep(1)
+    assert len(run.store().rollouts(state=("done",))) <= sampled + 1
+    steps = len(live_steps(run.store()))
+    assert run.aglite("resume", *where).returncode == 0
+    run.until(lambda store: len(live_steps(store)) > steps)
+    run.signal(INTERRUPT)
+    assert run.wait()[0] == 130
+    assert run.gone()
