@@ -156,6 +156,15 @@ async def test_going_back_marks_what_came_after_and_keeps_it_readable(store: Sto
     assert store.check() == []
 
 
+async def test_a_skipped_step_past_the_checkpoint_is_taken_back_too(store: Store) -> None:
+    await store.add_step(1, 1, "applied", {}, 0, 1)
+    await store.add_checkpoint(1, 1, "checkpoints/step-1")
+    await store.add_step(2, 1, "skipped", {}, 1, 2)
+    await store.roll_back(1)
+    assert [row["state"] for row in store.steps()] == ["applied", "rolled_back"]
+    assert [row["state"] for row in store.checkpoints()] == ["kept"]
+
+
 async def test_steps_go_on_with_their_old_numbers_after_going_back(store: Store) -> None:
     await crashed_run(store)
     await store.roll_back(1, keep_groups=["g-kept"])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import time
+import zlib
 from array import array
 from collections import Counter
 from dataclasses import dataclass, field
@@ -160,6 +161,17 @@ def test_the_longest_prefix_is_the_parent_and_the_earliest_on_a_tie() -> None:
     # A later call is no parent, however well it fits; neither is one that ends past the prompt.
     assert find_parents([ACall(1, [1, 2, 3], [4]), ACall(2, [1], [2])]) == [None, None]
     assert find_parents([ACall(1, [1, 2], [3, 4]), ACall(2, [1, 2, 3], [4])]) == [None, None]
+
+
+def test_equal_checksums_are_no_prefix() -> None:
+    """Adding a multiple of CRC-32's polynomial leaves the checksum as it is."""
+    polynomial = bytearray(8)
+    for place, bit in enumerate(f"{0x104C11DB7:b}", start=2):
+        polynomial[place // 8] |= int(bit) << place % 8
+    forged = array("i", bytes(polynomial)).tolist()
+    assert zlib.crc32(bytes(8)) == zlib.crc32(polynomial)
+    calls = [ACall(1, [0], [0]), ACall(2, [*forged, 5], [6]), ACall(3, [0, 0, 5], [6])]
+    assert find_parents(calls) == [None, None, 0]
 
 
 def test_best_of_n_trains_every_sampling() -> None:
