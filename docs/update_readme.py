@@ -1,7 +1,7 @@
 """Brings README.md up to date with what it quotes: `python docs/update_readme.py`.
 
-A code block after `<!-- all of FILE -->` or `<!-- head of FILE -->` holds that file (its first two lines), and the table
-of commands holds what the command line says of itself. A test fails while the README and its sources differ.
+A code block after `<!-- all of FILE -->` or `<!-- head of FILE -->` holds that file (or its first two lines), the
+table of commands what the command line says of itself. A test fails while the README and its sources differ.
 """
 
 from __future__ import annotations
