@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -10,6 +11,9 @@ BARS = "▁▂▃▄▅▆▇█"
 QUEUE = ("queued", "starting", "running", "grading", "done", "failed", "error", "cancelled")
 """States of a rollout in the order of its life."""
 UNFINISHED = QUEUE[:4]
+
+_ESCAPES = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|[\]P^_X][^\x07\x1b]*(?:\x07|\x1b\\)?|.)?", re.DOTALL)
+_CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
 
 def clock(seconds: float | None) -> str:
@@ -91,3 +95,21 @@ def versions(rollout: Mapping[str, Any]) -> str:
     if low is None:
         return ""
     return f"v{low}" if low == high else f"v{low}–{high}"
+
+
+def plain(text: str) -> str:
+    """`text` without what a terminal would obey: agents print escape sequences, and models write them."""
+    if text.isprintable():
+        return text
+    return _CONTROLS.sub("", _ESCAPES.sub("", text)).expandtabs(8)
+
+
+def plain_json(value: Any) -> Any:
+    """Plain data with every text in it plain."""
+    if isinstance(value, str):
+        return plain(value)
+    if isinstance(value, list):
+        return [plain_json(item) for item in value]
+    if isinstance(value, dict):
+        return {plain(key): plain_json(item) for key, item in value.items()}
+    return value

@@ -15,6 +15,7 @@ from aglite.cli.where import find_run
 from aglite.conversation import added_messages, message_lines, whole_list
 from aglite.errors import AgliteError
 from aglite.stored import StoredRun
+from aglite.units import plain_json
 
 ID_LENGTH = 12
 """Length of a whole rollout id: `r-` and ten hexadecimal digits."""
@@ -58,7 +59,7 @@ def _cells(row: dict[str, Any], now: float) -> tuple[str, ...]:
         units.reward(row["reward"]),
         units.versions(row),
         units.age(now - row["created_at"]),
-        row["cause"],
+        " ".join(units.plain(row["cause"]).split()),
     )
 
 
@@ -68,7 +69,7 @@ def rollout(directory: Path | None, name: str, *, tokens: bool, as_json: bool) -
     if as_json:
         print_json(detail)
     else:
-        sys.stdout.write("\n".join(page(detail, tokens)) + "\n")
+        sys.stdout.write("\n".join(page(plain_json(detail), tokens)) + "\n")
 
 
 def logs(directory: Path | None, name: str, attempt: int | None) -> None:

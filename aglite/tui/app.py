@@ -94,12 +94,15 @@ class AgliteApp(App[str]):
             try:
                 self.feed.client.post(what)
             except AgliteError as error:
-                self.call_from_thread(self.notify, str(error), title=f"cannot {what}", severity="error")
+                self.call_from_thread(self._refused, what, error)
             else:
                 self.call_from_thread(self.notify, said)
                 self.feed.hurry()
 
         self.run_worker(post, thread=True)
+
+    def _refused(self, what: str, error: AgliteError) -> None:
+        self.notify(str(error), title=f"cannot {what}", severity="error", markup=False)
 
     def action_detach(self) -> None:
         self.exit("leave")

@@ -13,6 +13,7 @@ from aglite.errors import AgliteError
 from aglite.paths import RunDir
 from aglite.stored import StoredRun
 from aglite.tui.rows import KEPT, Rows
+from aglite.units import plain_json
 
 Link = Literal["connecting", "live", "lost", "died", "ended"]
 """`lost`: the supervisor is there but does not answer; `died`: it is gone without a word; `ended`: it is gone."""
@@ -87,7 +88,7 @@ class Feed:
             return self._lost(error)
 
     def _ask(self) -> Snapshot:
-        status = self.client.status()
+        status = plain_json(self.client.status())
         everything = self._polls % FULL_EVERY == 0 or self._snapshot.link != "live"
         if everything:
             self._rows.clear()
@@ -103,7 +104,7 @@ class Feed:
         try:
             stored = StoredRun(self._run_dir)
             try:
-                status = stored.status()
+                status = plain_json(stored.status())
                 self._rows.clear()
                 self._rows.merge(stored.rollouts(limit=KEPT))
             finally:
@@ -114,7 +115,8 @@ class Feed:
 
     def _lost(self, error: ControlError) -> Snapshot:
         last = self._snapshot
-        return Snapshot("lost", last.status, last.rows, error.message, last.heard_at)
+        problem = error.message if error.reason == "refused" else ""
+        return Snapshot("lost", last.status, last.rows, problem, last.heard_at)
 
 
 def _over(status: dict[str, Any] | None) -> dict[str, Any] | None:

@@ -8,7 +8,6 @@ from textual.screen import Screen
 from textual.widgets import Footer
 
 from aglite.tui.feed import Snapshot
-from aglite.tui.keys import RUN, bindings
 from aglite.tui.widgets.engine import EngineLoad
 from aglite.tui.widgets.events import EventLog
 from aglite.tui.widgets.header import RunHeader
@@ -30,8 +29,6 @@ EMPTY = {
 
 
 class RunScreen(Screen[None]):
-    BINDINGS = bindings(RUN)
-
     def compose(self) -> ComposeResult:
         yield RunHeader(id="header")
         yield PhaseBar(id="phase")
@@ -66,31 +63,7 @@ class RunScreen(Screen[None]):
         for panel in self.query(Panel):
             panel.tick()
 
-    def action_cursor(self, by: int) -> None:
-        table = self.query_one(RolloutTable)
-        table.move(table.cursor + by)
-
-    def action_page(self, by: int) -> None:
-        table = self.query_one(RolloutTable)
-        table.move(table.cursor + by * table.page)
-
-    def action_edge(self, side: int) -> None:
-        table = self.query_one(RolloutTable)
-        table.move(0 if side < 0 else len(table.rows) - 1)
-
-    def action_follow(self) -> None:
-        table = self.query_one(RolloutTable)
-        table.follow = not table.follow
-
-    def action_open(self) -> None:
-        selected = self.query_one(RolloutTable).selected
-        if selected:
-            self._open(selected)
-
     def on_rollout_table_opened(self, message: RolloutTable.Opened) -> None:
-        self._open(message.rollout_id)
-
-    def _open(self, rollout_id: str) -> None:
         from aglite.tui.screens.rollout import RolloutScreen
 
-        self.app.push_screen(RolloutScreen(rollout_id))
+        self.app.push_screen(RolloutScreen(message.rollout_id))

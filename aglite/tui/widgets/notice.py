@@ -26,7 +26,8 @@ def notice(snapshot: Snapshot) -> tuple[str, str]:
     """The text and its level: warning, error or good; ('', '') when there is nothing to say."""
     status = snapshot.status or {}
     if snapshot.link == "lost":
-        return f"No answer, but its process lives. Still trying … {snapshot.problem}", "warning"
+        silent = "No answer from the supervisor, though its process lives. Still trying …"
+        return snapshot.problem or silent, "warning"
     if snapshot.link == "died":
         return "The supervisor died. `aglite up` goes on from the last checkpoint; see logs/supervisor.log.", "error"
     if snapshot.link == "ended":

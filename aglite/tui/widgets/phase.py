@@ -73,7 +73,7 @@ class PhaseBar(Panel):
             facts.append(f"last update {units.clock(status['last_update_s'])}")
         if checkpoint:
             facts.append(f"checkpoint step {checkpoint['step']}, {units.age(now - checkpoint['at'])} ago")
-        message = status.get("message") or ""
+        message = " ".join((status.get("message") or "").split())
         if not message:
             return row(faint(" " + " · ".join(facts)), Content(""), width)
         style = "$warning" if status["phase"] == "paused" else "$foreground"

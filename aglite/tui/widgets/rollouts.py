@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+from rich.cells import cell_len, set_cell_size
 from rich.segment import Segment
 from rich.style import Style
 from textual import events
@@ -15,6 +16,7 @@ from textual.scroll_view import ScrollView
 from textual.strip import Strip
 
 from aglite import units
+from aglite.tui.keys import RUN, bindings
 from aglite.tui.rows import Row
 from aglite.tui.widgets.queue import MARKS
 
@@ -51,6 +53,7 @@ class RolloutTable(ScrollView, can_focus=True):
         f"rollouts--{name}"
         for name in ("head", "cursor", "faint", "primary", "secondary", "success", "accent", "error")
     }
+    BINDINGS = bindings(RUN)
     BORDER_TITLE = "rollouts"
 
     follow: reactive[bool] = reactive(True)
@@ -83,8 +86,7 @@ class RolloutTable(ScrollView, can_focus=True):
         size = Size(self.size.width, len(rows) + 1)
         if size != self.virtual_size:
             self.virtual_size = size
-        self.border_title = f"rollouts {len(rows)}" if rows else "rollouts"
-        self.border_subtitle = "following" if self.follow and rows else ""
+        self._entitle()
         if not self.follow:
             self._reveal()
         self._repaint_changed()
@@ -99,21 +101,23 @@ class RolloutTable(ScrollView, can_focus=True):
             return
         self.follow = False
         self.cursor = min(max(to, 0), len(self.rows) - 1)
-        self.border_subtitle = ""
+        self._entitle()
         self._reveal()
         self._repaint_changed()
-
-    @property
-    def page(self) -> int:
-        return max(self.size.height - 2, 1)
 
     def watch_follow(self, follow: bool) -> None:
         if follow:
             self.cursor = 0
             self.scroll_to(y=0, animate=False)
-        if self.rows:
-            self.border_subtitle = "following" if follow else ""
+        self._entitle()
         self._repaint_changed()
+
+    def _entitle(self) -> None:
+        """Setting a title repaints the whole table, so only one that is new is set."""
+        title = f"rollouts {len(self.rows)}" if self.rows else "rollouts"
+        subtitle = "following" if self.follow and self.rows else ""
+        if (title, subtitle) != (self.border_title, self.border_subtitle):
+            self.border_title, self.border_subtitle = title, subtitle
 
     # drawing
 
@@ -124,7 +128,7 @@ class RolloutTable(ScrollView, can_focus=True):
         elif not self.rows:
             style = self._style("faint")
             text = f"  {self.empty}" if y == 2 else ""
-            strip = Strip([Segment(text[:width].ljust(width), style)])
+            strip = Strip([Segment(fit(text, width), style)])
         else:
             strip = self._row(self.scroll_offset.y + y - 1, width)
         return strip.crop_extend(0, width, Style.null()).apply_style(self.rich_style)
@@ -168,7 +172,7 @@ class RolloutTable(ScrollView, can_focus=True):
         style = self._style("head")
         gap = "  " if width >= 90 else " "
         text = " " + "".join(fit(column.name, size, column.right) + gap for column, size in self._layout(width))
-        return Strip([Segment(text[:width].ljust(width), style)])
+        return Strip([Segment(fit(text, width), style)])
 
     def _cells(self, row: Row) -> dict[str, str]:
         mark = MARKS[row["state"]][0]
@@ -208,7 +212,23 @@ class RolloutTable(ScrollView, can_focus=True):
         elif self.cursor >= top + self.size.height - 1:
             self.scroll_to(y=self.cursor - self.size.height + 2, animate=False)
 
-    # events
+    # keys and mouse
+
+    def action_cursor(self, by: int) -> None:
+        self.move(self.cursor + by)
+
+    def action_page(self, by: int) -> None:
+        self.move(self.cursor + by * max(self.size.height - 2, 1))
+
+    def action_edge(self, side: int) -> None:
+        self.move(0 if side < 0 else len(self.rows) - 1)
+
+    def action_follow(self) -> None:
+        self.follow = not self.follow
+
+    def action_open(self) -> None:
+        if self.selected:
+            self.post_message(self.Opened(self.selected))
 
     def watch_scroll_y(self, old: float, new: float) -> None:
         super().watch_scroll_y(old, new)
@@ -231,7 +251,11 @@ class RolloutTable(ScrollView, can_focus=True):
 
 
 def fit(text: str, width: int, right: bool = False) -> str:
-    """`text` in exactly `width` cells."""
-    if len(text) > width:
-        return text[: width - 1] + "…" if width > 1 else text[:width]
-    return text.rjust(width) if right else text.ljust(width)
+    """`text` in exactly `width` cells, with nothing in it that a terminal would obey."""
+    if not text.isprintable():
+        text = "".join(character if character.isprintable() else " " for character in text)
+    size = cell_len(text)
+    if size > width:
+        return set_cell_size(text, width - 1) + "…" if width > 1 else set_cell_size(text, max(width, 0))
+    blank = " " * (width - size)
+    return blank + text if right else text + blank
