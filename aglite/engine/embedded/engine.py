@@ -1,0 +1,261 @@
+"""The embedded engine: requests in, sampled tokens out, one scheduler iteration at a time."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections import deque
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from aglite.engine.base import Chunk, EngineInfo, EngineStats, SamplingParams
+from aglite.engine.embedded.architecture import read_architecture
+from aglite.engine.embedded.attention import KVStore, Span, StepAttention, WholeAttention
+from aglite.engine.embedded.kv import PAGE
+from aglite.engine.embedded.model import Model
+from aglite.engine.embedded.sampler import Draws, sample, uniforms
+from aglite.engine.embedded.scheduler import Scheduler, Sequence, Work, parameter_arrays
+from aglite.engine.embedded.weights import Loader, Named, read_folder
+from aglite.errors import EngineError
+
+_STEP_TOKENS = {"cpu": 256, "cuda": 2048}  # about what keeps a step under a second
+_LOGIT_ROWS = 128  # of the vocabulary's size each, in `logprobs`
+_RATE_WINDOW_S = 5.0
+
+
+class EmbeddedEngine:
+    """Continuous batching of a Llama, Qwen2 or Qwen3 model in float32. Synchronous; one thread owns it."""
+
+    def __init__(
+        self,
+        model_dir: Path,
+        *,
+        context_length: int,
+        max_running: int,
+        kv_tokens: int,
+        threads: int | None = None,
+        device: str = "cpu",
+        state: Named | None = None,
+    ) -> None:
+        """Load a Hugging Face model folder, or its configuration only if `state` gives the weights by their names.
+
+        context_length: most tokens of prompt and response. max_running: most requests in one batch. kv_tokens: size
+        of the KV pool in tokens. threads: of torch, process-wide; None leaves them. Raises EngineError.
+        """
+        self.arch = read_architecture(model_dir)
+        _check_sizes(self.arch.max_positions, context_length, max_running, kv_tokens)
+        if threads:
+            torch.set_num_threads(threads)
+        self.device = torch.device(device)
+        self.model = Model(self.arch, self.device, context_length)
+        self._loader = Loader(self.model)
+        self._loader.load(read_folder(model_dir) if state is None else state)
+        self._kv = KVStore(self.arch, kv_tokens // PAGE, self.device)
+        self._scheduler = Scheduler(self._kv.pool, max_running, _STEP_TOKENS.get(self.device.type, 2048))
+        self._requests: dict[int, Sequence] = {}
+        self._ended: list[tuple[int, Chunk]] = []  # requests that end without a step
+        self._preempted = False
+        self._version = 0
+        self._sampled = 0
+        self._recent: deque[tuple[float, int]] = deque()
+        self.info = EngineInfo(
+            kind="embedded",
+            model=str(model_dir),
+            context_length=context_length,
+            vocab_size=self.arch.vocab,
+            details={
+                "architecture": self.arch.name,
+                "dtype": "float32",
+                "device": str(self.device),
+                "threads": torch.get_num_threads(),
+                "packed": self.model.packed,
+                "kv_bytes": self._kv.data.nbytes,
+            },
+        )
+
+    def submit(self, request_id: int, prompt_ids: list[int], params: SamplingParams) -> None:
+        """Queue a request. Raises EngineError for a prompt that is empty, has unknown ids or exceeds the context."""
+        context = self.info.context_length
+        if request_id in self._requests:
+            raise EngineError(f"request {request_id} is already running", "give every request its own id")
+        if not prompt_ids:
+            raise EngineError("the prompt is empty", "send at least one token")
+        if len(prompt_ids) > context:
+            raise EngineError(
+                f"the prompt has {len(prompt_ids)} tokens, the context {context}",
+                "shorten the prompt or raise the context length",
+            )
+        if min(prompt_ids) < 0 or max(prompt_ids) >= self.arch.vocab:
+            raise EngineError(
+                f"the prompt has token ids outside 0..{self.arch.vocab - 1}", "use the tokenizer of this model"
+            )
+        if params.max_tokens < 1 or len(prompt_ids) == context:
+            self._ended.append((request_id, Chunk([], [], self._version, "length")))
+            return
+        sequence = Sequence(
+            id=request_id,
+            params=params,
+            tokens=list(prompt_ids),
+            prompt_length=len(prompt_ids),
+            limit=min(context, len(prompt_ids) + params.max_tokens),
+            seed=(secrets.randbits(64) if params.seed is None else params.seed) % 2**64,
+            stop=frozenset(params.stop_token_ids),
+        )
+        self._requests[request_id] = sequence
+        self._scheduler.waiting.append(sequence)
+
+    def cancel(self, request_id: int) -> None:
+        """Drop a request; nothing more comes from it. Unknown and finished ones are ignored."""
+        sequence = self._requests.pop(request_id, None)
+        if sequence is not None:
+            self._scheduler.remove(sequence)
+        self._ended = [item for item in self._ended if item[0] != request_id]
+
+    @property
+    def has_work(self) -> bool:
+        """Whether `step` would do anything."""
+        return not self._preempted and bool(self._requests or self._ended)
+
+    @torch.inference_mode()
+    def step(self) -> list[tuple[int, Chunk]]:
+        """One iteration: part of the prompts that wait, and one token for every request past its prompt.
+
+        Returns (request id, chunk) of every request that got a token or ended.
+        """
+        if self._preempted:
+            return []
+        chunks, self._ended = self._ended, []
+        work = self._scheduler.schedule()
+        if not work:
+            return chunks
+        hidden = self.model.forward(*self._inputs(work))
+        sampling = [w for w in work if w.samples]
+        tokens, logprobs = self._sample(hidden, work, sampling) if sampling else ([], [])
+        for w in work:
+            self._scheduler.computed(w)
+        for w, token, logprob in zip(sampling, tokens, logprobs, strict=True):
+            chunks.append((w.sequence.id, self._append(w.sequence, token, logprob)))
+        self._count(len(sampling))
+        return chunks
+
+    def preempt(self) -> None:
+        """Do nothing in `step` until `resume`; requests keep what they sampled."""
+        self._preempted = True
+
+    def resume(self, version: int) -> None:
+        """Go on; what is sampled from now on is of policy `version`."""
+        self._version = version
+        self._preempted = False
+
+    def load_weights(self, named: Named) -> None:
+        """Take new weights from (Hugging Face name, tensor) pairs in any order; the tensors are copied.
+
+        The KV pool is dropped, and running requests compute theirs anew. Raises EngineError as `Loader.load`.
+        """
+        self._scheduler.forget_computed()
+        self._loader.load(named)
+
+    @torch.inference_mode()
+    def logprobs(self, rows: list[list[int]], temperature: float) -> list[list[float]]:
+        """Log-probability of every token but the first of each row, given those before it (temperature 0 means 1)."""
+        inverse = torch.full((1, 1), 1.0 / (temperature or 1.0), device=self.device)
+        return [self._row_logprobs(row, inverse) for row in rows]
+
+    def stats(self) -> EngineStats:
+        pool = self._kv.pool
+        now = time.monotonic()
+        self._forget_before(now - _RATE_WINDOW_S)
+        span = now - self._recent[0][0] if self._recent else 0.0
+        return EngineStats(
+            running=len(self._scheduler.running),
+            waiting=len(self._scheduler.waiting),
+            tokens_per_s=sum(n for _, n in self._recent) / span if span else 0.0,
+            sampled_tokens=self._sampled,
+            prefill_tokens=self._scheduler.prefill_tokens,
+            reused_tokens=self._scheduler.reused_tokens,
+            kv_tokens=pool.used_tokens,
+            kv_capacity=pool.size * PAGE,
+        )
+
+    def _inputs(self, work: list[Work]) -> tuple[torch.Tensor, torch.Tensor, StepAttention]:
+        ids: list[int] = []
+        positions: list[int] = []
+        for w in work:
+            end = w.start + w.count
+            ids += w.sequence.tokens[w.start : end]
+            positions += range(w.start, end)
+        spans = [Span(w.sequence.pages, w.start, w.count) for w in work]
+        singles = sum(1 for w in work if w.count == 1)
+        attention = StepAttention(self._kv, self.arch, spans, singles)
+        return torch.tensor(ids, device=self.device), torch.tensor(positions, device=self.device), attention
+
+    def _sample(self, hidden: torch.Tensor, work: list[Work], sampling: list[Work]) -> tuple[list[int], list[float]]:
+        if len(sampling) < len(hidden):
+            last = np.cumsum([w.count for w in work]) - 1
+            rows = [int(row) for row, w in zip(last, work, strict=True) if w.samples]
+            hidden = hidden[torch.tensor(rows, device=self.device)]
+        sequences = [w.sequence for w in sampling]
+        seeds = np.array([s.seed for s in sequences], np.uint64)
+        positions = np.array([len(s.tokens) - s.prompt_length for s in sequences])
+        draws = Draws(**parameter_arrays(sequences), uniform=uniforms(seeds, positions))
+        inverse = torch.from_numpy(draws.inverse_temperature().astype(np.float32)).to(self.device).unsqueeze(1)
+        tokens, logprobs = sample(self.model.logits(hidden, inverse), draws)
+        both = torch.stack((tokens.double(), logprobs.double())).tolist()  # the one wait for the device
+        return [int(token) for token in both[0]], both[1]
+
+    def _append(self, sequence: Sequence, token: int, logprob: float) -> Chunk:
+        sequence.tokens.append(token)
+        reason = None
+        if token in sequence.stop:
+            reason = "stop"
+        elif len(sequence.tokens) >= sequence.limit:
+            reason = "length"
+        if reason:
+            self._scheduler.remove(sequence)
+            del self._requests[sequence.id]
+        return Chunk([token], [logprob], self._version, reason)
+
+    def _row_logprobs(self, row: list[int], inverse: torch.Tensor) -> list[float]:
+        if len(row) < 2:
+            return []
+        if len(row) > self.info.context_length:
+            raise EngineError(
+                f"a row has {len(row)} tokens, the context {self.info.context_length}", "give shorter rows"
+            )
+        ids = torch.tensor(row, device=self.device)
+        positions = torch.arange(len(row), device=self.device)
+        hidden = self.model.forward(ids, positions, WholeAttention(self.arch, [len(row)]))
+        out = []
+        for start in range(0, len(row) - 1, _LOGIT_ROWS):
+            end = min(start + _LOGIT_ROWS, len(row) - 1)
+            logits = self.model.logits(hidden[start:end], inverse)
+            chosen = logits.gather(1, ids[start + 1 : end + 1].unsqueeze(1)).squeeze(1)
+            out += (chosen - torch.logsumexp(logits, -1)).tolist()
+        return out
+
+    def _count(self, tokens: int) -> None:
+        now = time.monotonic()
+        self._sampled += tokens
+        self._recent.append((now, tokens))
+        self._forget_before(now - _RATE_WINDOW_S)
+
+    def _forget_before(self, moment: float) -> None:
+        while self._recent and self._recent[0][0] < moment:
+            self._recent.popleft()
+
+
+def _check_sizes(max_positions: int, context_length: int, max_running: int, kv_tokens: int) -> None:
+    if context_length > max_positions:
+        raise EngineError(
+            f"context_length {context_length} exceeds the {max_positions} positions of the model",
+            "lower context_length",
+        )
+    if context_length < 2 or max_running < 1:
+        raise EngineError("context_length must be at least 2 and max_running at least 1", "raise them")
+    if kv_tokens // PAGE * PAGE < context_length:
+        raise EngineError(
+            f"a KV pool of {kv_tokens} tokens cannot hold one request of context_length {context_length}",
+            f"raise kv_tokens to at least {-(-context_length // PAGE) * PAGE} (pages of {PAGE} tokens)",
+        )
