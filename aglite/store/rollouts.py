@@ -27,8 +27,8 @@ WITH page AS (SELECT * FROM rollouts {where} ORDER BY seq {order} LIMIT :limit)
 SELECT page.*,
     count(c.rollout_id) AS calls, total(c.prompt_len) AS prompt_tokens, total(c.response_len) AS sampled_tokens,
     min(c.version_min) AS policy_version_min, max(c.version_max) AS policy_version_max,
-    (SELECT count(*) FROM samples s WHERE s.rollout_id = page.id AND NOT s.rolled_back) AS samples,
-    (SELECT total(s.trained_tokens) FROM samples s WHERE s.rollout_id = page.id AND NOT s.rolled_back) AS trained_tokens
+    (SELECT count(*) FROM samples s WHERE s.rollout_id = page.id AND s.rolled_back = 0) AS samples,
+    (SELECT total(s.trained_tokens) FROM samples s WHERE s.rollout_id = page.id AND s.rolled_back = 0) AS trained_tokens
 FROM page LEFT JOIN calls c ON c.rollout_id = page.id AND c.attempt = max(page.attempt, 1)
 GROUP BY page.seq ORDER BY page.seq {order}
 """

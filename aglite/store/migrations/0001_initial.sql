@@ -114,7 +114,7 @@ CREATE TABLE samples (
     rolled_back INTEGER NOT NULL DEFAULT 0
 );
 CREATE INDEX samples_step ON samples(step);
-CREATE INDEX samples_rollout ON samples(rollout_id, trained_tokens);
+CREATE INDEX samples_rollout ON samples(rollout_id, rolled_back, trained_tokens);
 
 CREATE TABLE steps (
     id INTEGER PRIMARY KEY,
