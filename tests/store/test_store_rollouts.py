@@ -159,7 +159,7 @@ async def test_an_external_rollout_needs_no_group(store: Store) -> None:
 
 
 async def test_a_page_is_quick_in_a_long_run(tmp_path: Path) -> None:
-    """1,000 rollouts, 20,000 calls: a page of 200 with all its sums, in less than 20 ms of this thread (the best of 9)."""
+    """1,000 rollouts, 20,000 calls: a page of 200 with all its sums, in under 20 ms of this thread (best of 9)."""
     store = Store.open(tmp_path / "aglite.db")
 
     async def rollout(number: int) -> None:
