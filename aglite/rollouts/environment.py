@@ -10,6 +10,7 @@ from typing import Any
 
 from aglite.config import Recipe
 from aglite.errors import RecipeError
+from aglite.rollouts.backends import Launch
 
 OWN_NAMES = (
     "OPENAI_BASE_URL",
@@ -29,14 +30,36 @@ LONGEST_VALUE = 128 * 1024 - 1024
 PLACEHOLDER = re.compile(r"\{task\.([A-Za-z0-9_][A-Za-z0-9_.-]*)\}")
 
 
-def agent_environment(
+def make_launch(
+    recipe: Recipe,
+    task: Mapping[str, Any],
+    *,
+    rollout_id: str,
+    attempt: int,
+    url: str,
+    token: str,
+    model: str,
+    log: Path,
+) -> Launch:
+    """One attempt as a backend is asked to run it. `url` is the rollout's own prefix, without `/v1`.
+
+    `task` is the whole row; only its public part is used. Raises RecipeError naming what the agent section gets wrong.
+    """
+    return Launch(
+        rollout_id=rollout_id,
+        attempt=attempt,
+        command=recipe.agent.command,
+        files=agent_files(recipe),
+        task=task["public"],
+        env=_environment(recipe, task, url=url, token=token, model=model, rollout_id=rollout_id),
+        limits=recipe.agent.limits,
+        log=log,
+    )
+
+
+def _environment(
     recipe: Recipe, task: Mapping[str, Any], *, url: str, token: str, model: str, rollout_id: str
 ) -> dict[str, str]:
-    """The variables that tell an agent where its model is, and those of the recipe.
-
-    `url` is the rollout's own prefix, without `/v1`. `task` is the whole row; only its public part is used.
-    Raises RecipeError naming the variable and the key.
-    """
     values = {name: fill(text, task, f"agent.env.{name}") for name, text in recipe.agent.env.items()}
     return {
         **values,
@@ -69,15 +92,18 @@ def fill(text: str, task: Mapping[str, Any], where: str) -> str:
         return here if isinstance(here, str) else json.dumps(here, ensure_ascii=False)
 
     filled = PLACEHOLDER.sub(value, text)
-    if "\0" in filled:
-        raise RecipeError(
-            f"{where}: task {task['id']!r} puts a NUL character into it", "read AGLITE_TASK_FILE in the agent instead"
-        )
-    if len(filled.encode()) > LONGEST_VALUE:
-        raise RecipeError(
-            f"{where}: {len(filled.encode()):,} bytes with task {task['id']!r}, more than a process can be given",
-            "read AGLITE_TASK_FILE in the agent instead",
-        )
+    problem = ""
+    try:
+        size = len(filled.encode())
+    except UnicodeEncodeError as error:
+        problem = f"{filled[error.start]!r} is no character of UTF-8"
+    else:
+        if size > LONGEST_VALUE:
+            problem = f"{size:,} bytes are more than a process can be given"
+        elif "\0" in filled:
+            problem = "it has a NUL character"
+    if problem:
+        raise RecipeError(f"{where} with task {task['id']!r}: {problem}", "read AGLITE_TASK_FILE in the agent instead")
     return filled
 
 

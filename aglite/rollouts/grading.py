@@ -16,7 +16,7 @@ from aglite.config import Recipe
 from aglite.errors import RecipeError
 from aglite.rollouts import grade_child
 from aglite.rollouts.logfile import LogFile
-from aglite.rollouts.process import Exit, Limits, Process
+from aglite.rollouts.process import Exit, Limits, Process, end_rollout
 from aglite.rollouts.reaper import Reaper
 
 if TYPE_CHECKING:
@@ -122,6 +122,7 @@ class Grader:
                     pass_fds=fds,
                 )
             except OSError as error:
+                output.close()
                 raise GraderError(f"its process could not be started: {error}") from None
             try:
                 await asyncio.wait(
@@ -132,6 +133,8 @@ class Grader:
                 late = not process.exited.done()
             finally:
                 exit = await process.end()
+                if rollout_id:
+                    await end_rollout(rollout_id, process.pid)
             if stop is not None and stop.done():
                 return None
             if late:

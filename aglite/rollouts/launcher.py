@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Any
 from aglite.config import Recipe
 from aglite.errors import RecipeError
 from aglite.paths import RunDir
-from aglite.rollouts.backends import Backend, Launch, Running
+from aglite.rollouts.backends import Backend, Running
 from aglite.rollouts.backends.local import LocalBackend
 from aglite.rollouts.causes import Cause
-from aglite.rollouts.environment import agent_environment, agent_files, check_agent
+from aglite.rollouts.environment import check_agent, make_launch
 from aglite.rollouts.grading import Grade, Grader, GraderError, conversations
 from aglite.rollouts.outcome import STATE_OF, Outcome, cause_of, flags_of
 from aglite.rollouts.reaper import Reaper
@@ -106,12 +106,11 @@ class Launcher:
 
         Raises RecipeError if the agent or the grader cannot work. Hold the run directory's lock.
         """
-        check_agent(self._recipe)
         self._run_dir.create()
         if self._owns_reaper:
             await self._reaper.start()
         await self._backend.sweep()
-        await self._grader.check(self._run_dir.logs / "grader.log")
+        await check_recipe(self._recipe, self._run_dir, self._reaper)
 
     async def stop(self) -> None:
         """Cancel every rollout, end its processes and see that nothing is left. Stopping twice is fine."""
@@ -222,7 +221,17 @@ class Launcher:
         try:
             await self._change(rollout, "starting", number, token_hash=session.token_hash)
             try:
-                running = await self._backend.start(self._launch(rollout, number, session))
+                launch = make_launch(
+                    self._recipe,
+                    rollout.task,
+                    rollout_id=rollout.id,
+                    attempt=number,
+                    url=self._base_url() + session.path,
+                    token=session.token,
+                    model=self._gateway.model_name,
+                    log=self._run_dir.rollout_log(rollout.id, number),
+                )
+                running = await self._backend.start(launch)
             except RecipeError as error:
                 return _Ended(Cause("recipe", f"{error.message} ({error.mend})"))
             except OSError as error:
@@ -240,26 +249,6 @@ class Launcher:
             if running is not None:
                 await running.stop()
                 await running.remove()
-
-    def _launch(self, rollout: _Rollout, number: int, session: Session) -> Launch:
-        recipe = self._recipe
-        return Launch(
-            rollout_id=rollout.id,
-            attempt=number,
-            command=recipe.agent.command,
-            files=agent_files(recipe),
-            task=rollout.task["public"],
-            env=agent_environment(
-                recipe,
-                rollout.task,
-                url=self._base_url() + session.path,
-                token=session.token,
-                model=self._gateway.model_name,
-                rollout_id=rollout.id,
-            ),
-            limits=recipe.agent.limits,
-            log=self._run_dir.rollout_log(rollout.id, number),
-        )
 
     async def _watch(self, rollout: _Rollout, running: Running, session: Session) -> bool:
         """Wait until the agent has ended, is to be stopped, or its time is up; True for the last.
@@ -365,3 +354,12 @@ class Launcher:
                     "reward": columns.get("reward"),
                 }
             )
+
+
+async def check_recipe(recipe: Recipe, run_dir: RunDir, reaper: Reaper) -> None:
+    """Raise RecipeError if the recipe's agent or grader cannot work: a missing file, a grader that does not load.
+
+    `Launcher.start` does it too; before the model is loaded, it saves the wait.
+    """
+    check_agent(recipe)
+    await Grader(recipe, reaper).check(run_dir.logs / "grader.log")

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from aglite.errors import AgliteError
+from aglite.rollouts import reap_child
 from aglite.rollouts.logfile import LogFile
 from aglite.rollouts.reaper import Reaper
 
@@ -69,7 +70,8 @@ class Exit:
 
 
 class Process:
-    """Started by its constructor, in the running event loop. Raises OSError if the machine cannot start it."""
+    """Started by its constructor, in the running event loop. Raises OSError if the machine cannot start it; `log` is
+    closed at its end only."""
 
     def __init__(
         self,
@@ -104,13 +106,18 @@ class Process:
             )
         except BaseException:
             os.close(self._out)
-            log.close()
             raise
         finally:
             os.close(writing)
         self.pid = self._popen.pid
-        reaper.add(self.pid)
-        self._pidfd = os.pidfd_open(self.pid)
+        try:
+            reaper.add(self.pid)
+            self._pidfd = os.pidfd_open(self.pid)
+        except BaseException:  # too many open files
+            self.kill()
+            self._popen.wait()
+            os.close(self._out)
+            raise
         self._loop.add_reader(self._pidfd, self._on_exit)
         self._loop.add_reader(self._out, self._on_output)
 
@@ -173,3 +180,18 @@ class Process:
             return None
         self._log.write(self._buffer[:count])
         return count
+
+
+async def end_rollout(rollout_id: str, dying_session: int) -> list[int]:
+    """End what a rollout's processes left outside their process group: whatever has its id in the environment.
+
+    Returns the ids of what was ended, `dying_session` (whose group was killed already) aside. Raises AgliteError if
+    something does not end.
+    """
+    entry = os.fsencode(f"AGLITE_ROLLOUT_ID={rollout_id}")
+    ended, surviving = await asyncio.to_thread(
+        reap_child.end, lambda environ: reap_child.has(environ, entry), 15.0, dying_session
+    )
+    if surviving:
+        raise AgliteError(f"processes {surviving} of a rollout do not end on SIGKILL", "look at them with ps and dmesg")
+    return ended

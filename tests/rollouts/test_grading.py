@@ -112,7 +112,6 @@ async def test_a_process_that_a_grader_leaves_in_its_own_session_is_ended(tmp_pa
     grade = "import subprocess\ndef grade(*_):\n    subprocess.Popen(['setsid', 'sleep', '100'])\n    return 1\n"
     async with Bench(tmp_path, grade=grade) as bench:
         assert (await bench.run()).reward == 1.0
-        await bench.launcher.stop()
         assert bench.alive() == []
 
 

@@ -2,6 +2,9 @@
 
 import asyncio
 import json
+import os
+import resource
+import subprocess
 import time
 
 import pytest
@@ -278,3 +281,56 @@ async def test_files_and_folders_of_the_recipe_reach_the_agent(tmp_path):
     async with bench:
         assert (await bench.run()).state == "done"
         assert bench.log() == "went\n"
+
+
+async def test_a_machine_that_cannot_start_an_agent_is_infrastructure(tmp_path):
+    async with Bench(tmp_path, attempts=2) as bench:
+        bench.run_dir.scratch.rmdir()
+        bench.run_dir.scratch.write_text("in the way")
+        outcome = await bench.run()
+        assert (outcome.state, outcome.attempt) == ("error", 2)
+        assert outcome.cause.startswith("launch: ") and "Not a directory" in outcome.cause
+        bench.run_dir.scratch.unlink()
+        bench.run_dir.scratch.mkdir()
+        assert (await bench.run()).state == "done"
+
+
+def descriptors():
+    listing = [f"/proc/self/fd/{number}" for number in os.listdir("/proc/self/fd")]
+    return [os.readlink(link) for link in listing if os.path.lexists(link)]
+
+
+async def test_without_free_descriptors_nothing_starts_and_nothing_leaks(tmp_path):
+    async with Bench(tmp_path, attempts=1) as bench:
+        await bench.run()
+        before = descriptors()
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        for spare in range(1, 10, 2):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (len(before) + spare, hard))
+            try:
+                outcome = await bench.run()
+            finally:
+                resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+            assert outcome.state in ("error", "done")
+            assert outcome.state == "done" or outcome.cause.startswith(("launch: ", "grader: "))
+            assert bench.alive() == []
+        # each thread that reads the store has a connection of its own
+        assert {link for link in descriptors() if "aglite.db" not in link} <= set(before)
+
+
+async def test_a_full_disk_is_said(tmp_path):
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    if os.getuid() or subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k", "x", disk]).returncode:  # noqa: ASYNC221
+        pytest.skip("needs the right to mount a tmpfs")
+    try:
+        bench = Bench(tmp_path, attempts=1, files=["big"])
+        (bench.recipe.folder / "big").write_bytes(bytes(1 << 20))
+        async with bench:
+            bench.launcher._backend._scratch = disk
+            outcome = await bench.run()
+            assert outcome.state == "error"
+            assert outcome.cause.startswith("launch: ") and "No space left on device" in outcome.cause
+            assert list(disk.iterdir()) == []
+    finally:
+        subprocess.run(["umount", disk], check=True)  # noqa: ASYNC221

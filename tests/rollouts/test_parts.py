@@ -89,7 +89,7 @@ def test_a_placeholder_without_a_field_is_refused_and_the_hidden_part_has_none(t
     assert message in str(error.value)
 
 
-@pytest.mark.parametrize("value", ["a\0b", "x" * 200_000])
+@pytest.mark.parametrize("value", ["a\0b", "x" * 200_000, "\ud800"])
 def test_a_value_that_no_process_can_be_given_is_refused(value):
     with pytest.raises(RecipeError, match="AGLITE_TASK_FILE"):
         fill("{task.a}", {"id": "t", "public": {"a": value}}, "agent.env.X")

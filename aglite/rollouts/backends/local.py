@@ -1,7 +1,8 @@
 """Agents as ordinary processes of this machine, each attempt in a session and a scratch directory of its own.
 
-This keeps rollouts apart and ends them reliably; it is no wall against a hostile agent, which can read what the user
-can read. Layout of a scratch directory: `work` (working directory), `home`, `tmp`, `task.json`.
+This keeps rollouts apart and ends what they start; it is no wall against a hostile agent, which can read what the user
+can read, and leave a process behind that is both in another session and started with an emptied environment. Layout of
+a scratch directory: `work` (working directory), `home`, `tmp`, `task.json`.
 """
 
 from __future__ import annotations
@@ -12,15 +13,14 @@ import logging
 import os
 import shutil
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 
-from aglite.errors import AgliteError, RecipeError
+from aglite.errors import RecipeError
 from aglite.paths import RunDir
 from aglite.rollouts import reap_child
 from aglite.rollouts.backends import Launch
 from aglite.rollouts.logfile import LogFile
-from aglite.rollouts.process import Exit, Limits, Process
+from aglite.rollouts.process import Exit, Limits, Process, end_rollout
 from aglite.rollouts.reaper import Reaper
 
 log = logging.getLogger("aglite.rollouts")
@@ -55,9 +55,13 @@ class LocalBackend:
             env = {**_base_environment(folder), **launch.env, **self._reaper.environment}
             command = [resolve(launch.command[0], env["PATH"], folder / "work"), *launch.command[1:]]
             launch.log.parent.mkdir(parents=True, exist_ok=True)
-            output = LogFile(launch.log, launch.limits.log_bytes)
             limits = Limits(memory_mb=launch.limits.memory_mb, file_mb=FILE_MB, tasks=self._tasks)
-            process = Process(command, cwd=folder / "work", env=env, log=output, reaper=self._reaper, limits=limits)
+            output = LogFile(launch.log, launch.limits.log_bytes)
+            try:
+                process = Process(command, cwd=folder / "work", env=env, log=output, reaper=self._reaper, limits=limits)
+            except BaseException:
+                output.close()
+                raise
         except BaseException:
             await asyncio.to_thread(remove_tree, folder)
             raise
@@ -71,7 +75,8 @@ class LocalBackend:
 
         def work() -> list[int]:
             ended, surviving = reap_child.end(of_a_rollout)
-            _complain(surviving)
+            if surviving:
+                log.warning("processes %s of rollouts do not end on SIGKILL", surviving)
             for folder in self._scratch.glob("r*.*"):
                 remove_tree(folder)
             return ended
@@ -86,7 +91,7 @@ class LocalRunning:
         self._folder = folder
         self._process = process
         self._output = output
-        self._entry = os.fsencode(f"AGLITE_ROLLOUT_ID={rollout_id}")
+        self._rollout_id = rollout_id
         self._stopped = False
 
     @property
@@ -105,20 +110,12 @@ class LocalRunning:
         if self._stopped:
             return []
         await self._process.end(grace_s)
-        ended, surviving = await asyncio.to_thread(
-            reap_child.end, lambda environ: reap_child.has(environ, self._entry), dying_session=self.pid
-        )
-        _complain(surviving)
+        ended = await end_rollout(self._rollout_id, self.pid)
         self._stopped = True
         return ended
 
     async def remove(self) -> None:
         await asyncio.to_thread(remove_tree, self._folder)
-
-
-def _complain(surviving: Sequence[int]) -> None:
-    if surviving:
-        raise AgliteError(f"processes {surviving} of a rollout do not end on SIGKILL", "look at them with ps and dmesg")
 
 
 def resolve(program: str, path: str, workdir: Path) -> str:
@@ -174,7 +171,7 @@ def _prepare(folder: Path, launch: Launch) -> None:
     remove_tree(folder)
     for name in ("work", "home", "tmp"):
         (folder / name).mkdir(parents=True)
-    (folder / "task.json").write_text(json.dumps(launch.task, ensure_ascii=False))
+    (folder / "task.json").write_text(json.dumps(launch.task))
     for source, place in launch.files:
         target = folder / "work" / place
         target.parent.mkdir(parents=True, exist_ok=True)
