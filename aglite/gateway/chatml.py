@@ -10,7 +10,6 @@ come back as `<tool_response>` blocks in a user turn. Reasoning is not written b
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import lru_cache
 from typing import Any
 
 import orjson
@@ -45,8 +44,6 @@ class ChatMLRenderer:
         self._start, self._end = start, end
         ends = [end, tokenizer.token_id("<|endoftext|>"), tokenizer.eos_token_id]
         self.stop_ids = tuple(dict.fromkeys(number for number in ends if number is not None and number != start))
-        # The beginning of a prompt is long (tools) and the same for every call of a run.
-        self._encode_head = lru_cache(maxsize=64)(lambda text: tuple(tokenizer.encode_plain(text)))
         self._newline = tokenizer.encode("\n")
         self._opening = [start, *tokenizer.encode("assistant\n")]
 
@@ -60,7 +57,7 @@ class ChatMLRenderer:
             system = (f"{system}\n\n" if system else "") + _TOOLS_HEAD + described + _TOOLS_FOOT
         ids: list[int] = []
         if system is not None:
-            ids = [self._start, *self._encode_head("system\n" + system), self._end, *self._newline]
+            ids = [self._start, *self.tokenizer.encode_plain("system\n" + system), self._end, *self._newline]
         self._turns(ids, rest)
         ids += self._opening
         return ids

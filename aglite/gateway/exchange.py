@@ -166,6 +166,10 @@ class Exchange:
             self.session.exchanges.discard(self)
             self.session.request_ended()
             self.done.set_result(None)
+            # Exchanges are kept a while for retries, but not the history with them.
+            self.request.messages, self.request.tools = [], []
+            self._samplings.clear()
+            self.__dict__.pop("plan", None)
 
     async def _answer(self) -> Problem | None:
         problem = await self._prepare()

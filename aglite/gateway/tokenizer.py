@@ -7,15 +7,22 @@ from __future__ import annotations
 
 import codecs
 import json
+import os
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
+
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # before the import: one text at a time, and we start children
 
 import tokenizers
 from tokenizers.decoders import DecodeStream
 
 from aglite.errors import AgliteError
+
+_LONG = 2048
+"""Characters from which on a text's tokens are remembered."""
 
 
 class TextTokenizer:
@@ -48,26 +55,36 @@ class TextTokenizer:
         self.vocab_size: int = self._inner.get_vocab_size(with_added_tokens=True)
         controls = sorted((re.escape(self.added[number]) for number in self.special), key=len, reverse=True)
         self._control = re.compile("|".join(controls)) if controls else None
+        firsts = {self.added[number][0] for number in self.special}
+        self._control_start = firsts.pop() if len(firsts) == 1 else ""  # a quick look before the search
         self._plain: tokenizers.Tokenizer | None = None
         self.byte_level = "ByteLevel" in _kinds(json.loads(self._inner.to_str()).get("decoder"))
-        self._bytes: dict[int, bytes] = {}
+        # System prompts and tool descriptions are long and come again with every rollout.
+        self._encode_long = lru_cache(maxsize=64)(
+            lambda text: tuple(self._inner.encode_batch_fast([text], add_special_tokens=False)[0].ids)
+        )
+        self._bytes = _Table(self._to_bytes)
+        self.visible_bytes = _Table(lambda token_id: b"" if token_id in self.special else self._bytes[token_id])
+        """By id: the bytes that a token adds to the text that is shown."""
 
     def encode(self, text: str, *_: Any, **__: Any) -> list[int]:
         """Token ids of `text`; the names of control tokens in it become those tokens. Adds none of its own."""
-        return self._inner.encode(text, add_special_tokens=False).ids if text else []
+        if len(text) < _LONG:
+            return self._inner.encode_batch_fast([text], add_special_tokens=False)[0].ids if text else []
+        return list(self._encode_long(text))
 
     def encode_plain(self, text: str) -> list[int]:
         """Token ids of text that somebody else wrote: the name of a control token in it stays text."""
         if not text:
             return []
-        if self._control is None or self._control.search(text) is None:
-            return self._inner.encode(text, add_special_tokens=False).ids
+        if self._control is None or self._control_start not in text or self._control.search(text) is None:
+            return self.encode(text)
         if self._plain is None:
             self._plain = tokenizers.Tokenizer.from_str(self._text)
             self._plain.no_padding()
             self._plain.no_truncation()
             self._plain.encode_special_tokens = True
-        return self._plain.encode(text, add_special_tokens=False).ids
+        return self._plain.encode_batch_fast([text], add_special_tokens=False)[0].ids
 
     def decode(self, token_ids: Sequence[int] | int, *_: Any, skip_special_tokens: bool = False, **__: Any) -> str:
         ids = [token_ids] if isinstance(token_ids, int) else list(token_ids)
@@ -85,10 +102,7 @@ class TextTokenizer:
 
     def token_bytes(self, token_id: int) -> bytes:
         """The bytes that a token stands for; they need not be whole characters."""
-        known = self._bytes.get(token_id)
-        if known is None:
-            known = self._bytes[token_id] = self._to_bytes(token_id)
-        return known
+        return self._bytes[token_id]
 
     def detokenizer(self) -> ByteDetokenizer | StreamDetokenizer:
         """A fresh incremental detokeniser."""
@@ -110,19 +124,33 @@ class TextTokenizer:
         return self._inner.token_to_id(name) if isinstance(name, str) else None
 
 
+class _Table(dict[int, bytes]):
+    """A table that fills itself."""
+
+    def __init__(self, make: Callable[[int], bytes]) -> None:
+        super().__init__()
+        self._make = make
+
+    def __missing__(self, token_id: int) -> bytes:
+        made = self[token_id] = self._make(token_id)
+        return made
+
+
+_Utf8Decoder = codecs.getincrementaldecoder("utf-8")
+
+
 class ByteDetokenizer:
     """Text of a growing list of byte-level tokens. Bytes of an unfinished character wait for their rest."""
 
-    __slots__ = ("_decoder", "_tokenizer")
+    __slots__ = ("_bytes_of", "_decoder")
 
     def __init__(self, tokenizer: TextTokenizer) -> None:
-        self._tokenizer = tokenizer
-        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self._bytes_of = tokenizer.visible_bytes.__getitem__
+        self._decoder = _Utf8Decoder("replace")
 
     def feed(self, token_ids: Iterable[int]) -> str:
         """The characters that are complete with these tokens; control tokens are left out."""
-        tokenizer = self._tokenizer
-        return self._decoder.decode(b"".join(tokenizer.token_bytes(i) for i in token_ids if i not in tokenizer.special))
+        return self._decoder.decode(b"".join(map(self._bytes_of, token_ids)))
 
     def finish(self) -> str:
         """What is left: U+FFFD for a character that never became complete."""
