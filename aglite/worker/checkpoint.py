@@ -12,6 +12,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import re
 import shutil
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -27,6 +28,8 @@ from aglite.errors import AgliteError
 
 META = "aglite.json"
 FORMAT = 1
+
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 _WEIGHT_FILES = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".safetensors.index.json", ".bin.index.json")
 
@@ -125,11 +128,14 @@ def _whole_folder(path: Path, need: int) -> Iterator[Path]:
     shutil.rmtree(replaced, ignore_errors=True)
 
 
-def _is_full(error: Exception, folder: Path, need: int) -> bool:
-    """Whether a write failed for want of space: torch and safetensors do not always keep the errno."""
-    if isinstance(error, OSError) and error.errno is not None:
-        return error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-    return "No space left" in str(error) or shutil.disk_usage(folder).free < need
+def _is_full(error: BaseException | None, folder: Path, need: int) -> bool:
+    """Whether a write failed for want of space: safetensors tells it in its text, torch in the error behind its own."""
+    while error is not None:
+        numbered = re.search(r"\(os error (\d+)\)", str(error))
+        if (int(numbered[1]) if numbered else getattr(error, "errno", None)) in _FULL:
+            return True
+        error = error.__context__
+    return shutil.disk_usage(folder).free < need
 
 
 def _sync(path: Path) -> None:

@@ -37,7 +37,6 @@ class Worker:
         self._engine: EmbeddedEngine | None = None
         self._trainer: Trainer | None = None
         self._model_dir = Path()
-        self._paused = False
 
     def run(self) -> None:
         """Serve until the socket closes (the connection then ends the process). An exception out of an engine step
@@ -45,20 +44,17 @@ class Worker:
         self._connection.start()
         self._connection.send({"op": "ready", "info": {"kind": "embedded", "pid": os.getpid()}})
         while True:
-            engine = self._engine
-            if engine is None or self._paused or not engine.has_work:
-                self._handle(self._inbox.get())
-            self._drain_inbox()
-            engine = self._engine
-            if engine is not None and not self._paused and engine.has_work:
-                chunks = engine.step()
-                if chunks:
-                    self._send_chunks(chunks)
+            self._handle_waiting()
+            assert self._engine is not None
+            chunks = self._engine.step()
+            if chunks:
+                self._send_chunks(chunks)
 
-    def _drain_inbox(self) -> None:
+    def _handle_waiting(self) -> None:
+        """Handle every frame that has arrived; wait for more while there is nothing to sample."""
         while True:
             try:
-                frame = self._inbox.get_nowait()
+                frame = self._inbox.get(block=self._engine is None or not self._engine.has_work)
             except queue.Empty:
                 return
             self._handle(frame)
@@ -151,7 +147,7 @@ class Worker:
             self._event("loading", stage="trainer")
             known = {key: trainer[key] for key in TRAINER_SETTINGS if key in trainer}
             self._trainer = Trainer(self._model_dir, seed=seed, progress=self._event, **known)
-            state = dict(self._trainer.weights())
+            state = list(self._trainer.weights())
         self._event("loading", stage="engine")
         from aglite.engine.embedded.engine import EmbeddedEngine
 
@@ -168,11 +164,9 @@ class Worker:
 
     def preempt(self) -> None:
         self._ready_engine().preempt()
-        self._paused = True
 
     def resume(self, version: int) -> None:
         self._ready_engine().resume(version)
-        self._paused = False
 
     def stats(self) -> dict:
         return dataclasses.asdict(self._ready_engine().stats())

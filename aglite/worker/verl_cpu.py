@@ -14,6 +14,7 @@ import contextlib
 import os
 import tempfile
 import types
+import warnings
 from collections.abc import Iterator
 from typing import Any
 
@@ -120,7 +121,9 @@ def install() -> None:
             return None
 
     set_platform(CpuPlatform())
-    _register_engine()
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=".* engine is not available")  # engines for hardware that is not here
+        _register_engine()
 
 
 def _register_engine() -> None:

@@ -1,0 +1,243 @@
+"""The trainer in this process, against plain torch."""
+
+import math
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from training_rows import message, random_rows  # noqa: E402
+from transformers import AutoModelForCausalLM, AutoTokenizer  # noqa: E402
+
+from aglite.errors import AgliteError  # noqa: E402
+from aglite.worker.trainer import Trainer  # noqa: E402
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_thread():
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture
+def make_trainer(tiny_model):
+    return lambda **settings: Trainer(tiny_model, **{"lr": 1e-3, "tokens_per_micro_batch": 60} | settings)
+
+
+def row_logprobs(model, ids, temperature):
+    ids = torch.tensor([ids])
+    return (model(ids).logits[0, :-1] / temperature).log_softmax(-1).gather(-1, ids[0, 1:, None])[:, 0]
+
+
+def reference_step(model, rows, recorded, batch, grad_clip=1.0, reference=None):
+    """The design's formulas, one row at a time: [(loss, gradient norm)] of each update."""
+    optimizer = torch.optim.AdamW(model.parameters(), lr=batch["lr"], weight_decay=0.0)
+    with torch.no_grad():
+        starts = [row_logprobs(model, ids, batch["temperature"]) for ids, *_ in rows]
+        refs = [row_logprobs(reference, ids, batch["temperature"]) for ids, *_ in rows] if reference else starts
+    updates = []
+    for mini in batch["plan"]:
+        optimizer.zero_grad()
+        loss = torch.zeros(())
+        for index in (index for micro in mini for index in micro):
+            ids, mask, advantage, weight = rows[index]
+            mask = torch.tensor(mask[1:], dtype=torch.float32)
+            now = row_logprobs(model, ids, batch["temperature"])
+            ratio = (now - starts[index]).exp()
+            clipped = ratio.clamp(1 - batch["clip_low"], 1 + batch["clip_high"])
+            value = torch.minimum(ratio * advantage, clipped * advantage)
+            if advantage < 0:
+                value = torch.maximum(value, torch.tensor(3.0 * advantage))
+            if batch["correction"] == "truncated":
+                value = value * (starts[index] - torch.tensor(recorded[index])).exp().clamp(max=batch["correction_cap"])
+            k3 = ((refs[index] - now).exp() - 1 - (refs[index] - now)).clamp(max=10)
+            loss = loss - (weight * value * mask).sum() + batch["kl"] * (weight * k3 * mask).sum()
+        loss.backward()
+        norm = torch.nn.utils.clip_grad_norm_(model.parameters(), grad_clip)
+        optimizer.step()
+        updates.append((loss.item(), norm.item()))
+    return updates
+
+
+def plain(folder):
+    return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+
+
+def assert_same_weights(trainer, model, lr):
+    """After one update. AdamW divides a gradient by its own size, so only where that is not nearly 0 does rounding
+    leave the step alone."""
+    ours = dict(trainer.weights())
+    clear = 0
+    for name, value in model.named_parameters():
+        gap = (ours[name] - value.detach()).abs()
+        assert gap.max() < lr
+        assert gap[value.grad.abs() > 1e-5].max() < 1e-3 * lr, name
+        clear += int((value.grad.abs() > 1e-5).sum())
+    assert clear > 50_000
+
+
+@pytest.mark.parametrize("correction", ["truncated", "none"])
+def test_one_update_equals_plain_torch(make_trainer, tiny_model, correction):
+    rows = random_rows(1)
+    trainer, model = make_trainer(), plain(tiny_model)
+    recorded = [
+        [value + 0.4 * (i % 3 - 1) for i, value in enumerate(row)]
+        for row in trainer.logprobs([r[0] for r in rows], 0.7)
+    ]
+    batch = message(rows, recorded, [[[0, 1, 2], [3, 4], [5, 6, 7]]], correction=correction, correction_cap=1.2)
+    before = torch.cat([value.flatten().clone() for _, value in trainer.weights()])
+    result = trainer.train(batch)
+    ((loss, norm),) = reference_step(model, rows, recorded, batch)
+    assert result["loss"] == pytest.approx(loss, rel=1e-5, abs=1e-7)
+    assert result["grad_norm"] == pytest.approx(norm, rel=1e-5)
+    assert (result["applied"], result["updates"], result["skipped"]) == (True, 1, 0)
+    assert_same_weights(trainer, model, batch["lr"])
+    after = torch.cat([value.flatten() for _, value in trainer.weights()])
+    assert (after - before).abs().mean() > 0.3 * batch["lr"]
+    if correction == "truncated":
+        assert 0.2 < result["correction_capped"] < 0.5
+
+
+def test_several_updates_clip_against_the_start_of_the_step(make_trainer, tiny_model):
+    rows = random_rows(2)
+    trainer, model = make_trainer(), plain(tiny_model)
+    recorded = trainer.logprobs([r[0] for r in rows], 0.7)
+    plan = [[[0, 1], [2]], [[0, 1, 3]], [[4, 5], [6, 7]]]  # rows 0 and 1 twice, so that their ratio has moved
+    batch = message(rows, recorded, plan, lr=2e-2)
+    result = trainer.train(batch)
+    updates = reference_step(model, rows, recorded, batch)
+    assert result["loss"] == pytest.approx(sum(loss for loss, _ in updates) / 3, rel=1e-4)
+    assert result["grad_norm"] == pytest.approx(sum(norm for _, norm in updates) / 3, rel=1e-3)
+    assert result["clip_fraction"] > 0
+    assert result["updates"] == 3
+
+
+def test_kl_to_the_reference_is_weighted_like_the_tokens(make_trainer, tiny_model):
+    rows = random_rows(3)
+    trainer, model, reference = make_trainer(kl=0.5), plain(tiny_model), plain(tiny_model)
+    recorded = trainer.logprobs([r[0] for r in rows], 0.7)
+    batch = message(rows, recorded, [[list(range(8))], [list(range(8))]], kl=0.5, lr=3e-4)
+    result = trainer.train(batch)
+    updates = reference_step(model, rows, recorded, batch, reference=reference)
+    assert result["loss"] == pytest.approx(sum(loss for loss, _ in updates) / 2, rel=1e-4)
+    assert result["grad_norm"] == pytest.approx(sum(norm for _, norm in updates) / 2, rel=1e-4)
+    assert result["kl_ref"] > 0
+
+
+def test_the_split_into_micro_batches_changes_nothing(make_trainer):
+    rows = random_rows(4)
+    outcomes = []
+    for budget, micro in (
+        (10_000, [list(range(8))]),
+        (60, [[7, 0, 3], [1, 2, 4], [5, 6]]),
+        (1, [[i] for i in range(8)]),
+    ):
+        trainer = make_trainer(tokens_per_micro_batch=budget)
+        recorded = trainer.logprobs([r[0] for r in rows], 0.7)
+        result = trainer.train(message(rows, recorded, [micro]))
+        weights = torch.cat([value.flatten() for _, value in trainer.weights()])
+        outcomes.append((result, weights))
+    (whole, weights), *others = outcomes
+    assert [result["micro_batches"] for result, _ in outcomes] == [1, pytest.approx(2, abs=1), 8]
+    for result, other in others:
+        for key in ("loss", "grad_norm", "entropy", "kl_rollout"):
+            assert result[key] == pytest.approx(whole[key], rel=2e-6, abs=1e-7), key
+        assert (other - weights).abs().max() < 0.05 * 1e-3
+
+
+def test_shared_prefixes_are_computed_once(make_trainer):
+    rows = random_rows(5)
+    trainer = make_trainer(tokens_per_micro_batch=10_000)
+    result = trainer.train(message(rows, trainer.logprobs([r[0] for r in rows], 0.7), [[list(range(8))]]))
+    assert result["tokens"] == sum(len(ids) for ids, *_ in rows)
+    assert result["computed_tokens"] == len({tuple(ids[: end + 1]) for ids, *_ in rows for end in range(len(ids))})
+
+
+@pytest.mark.parametrize(("field", "value"), [(2, math.nan), (2, math.inf), (3, 3e38)])
+def test_an_update_that_is_not_finite_is_not_applied(make_trainer, field, value):
+    rows = random_rows(6)
+    trainer = make_trainer()
+    recorded = trainer.logprobs([r[0] for r in rows], 0.7)
+    spoiled = [
+        tuple(value if index == 5 and at == field else v for at, v in enumerate(r)) for index, r in enumerate(rows)
+    ]
+    before = {name: weight.clone() for name, weight in trainer.weights()}
+    result = trainer.train(message(spoiled, recorded, [[list(range(8))]]))
+    assert (result["applied"], result["updates"], result["skipped"]) == (False, 0, 1)
+    assert not (math.isfinite(result["loss"]) and math.isfinite(result["grad_norm"]))
+    assert all(torch.equal(before[name], weight) for name, weight in trainer.weights())
+    assert not trainer.optimizer.state_dict()["state"]
+    good = trainer.train(message(rows, recorded, [[list(range(8))]]))
+    fresh = make_trainer()
+    assert good["grad_norm"] == fresh.train(message(rows, recorded, [[list(range(8))]]))["grad_norm"]
+    assert all(torch.equal(dict(fresh.weights())[name], weight) for name, weight in trainer.weights())
+
+
+def test_fresh_tokens_and_engine_values_are_compared(make_trainer):
+    rows = random_rows(7)
+    trainer = make_trainer()
+    exact = trainer.logprobs([r[0] for r in rows], 0.7)
+    off = [[value + 0.25 for value in row] for row in exact]
+    batch = message(rows, off, [[list(range(8))]])
+    batch["rows"][0]["fresh"] = bytes(rows[0][1])
+    result = trainer.train(batch)
+    assert result["logprob_gap_mean"] == pytest.approx(0.25, abs=1e-4)
+    assert result["logprob_gap_tokens"] == sum(rows[0][1])
+    here = trainer.logprobs([rows[1][0]], 0.7)[0]
+    result = trainer.train(message(rows, exact, [[list(range(8))]]), {1: here})
+    assert result["logprob_gap_max"] < 1e-5
+
+
+def test_a_checkpoint_resumes_bit_for_bit(make_trainer, tiny_model, tmp_path):
+    rows = random_rows(8)
+    trainer = make_trainer()
+    recorded = trainer.logprobs([r[0] for r in rows], 0.7)
+    batch = message(rows, recorded, [[list(range(8))]])
+    trainer.train(batch)
+    trainer.save(tmp_path / "step-1", {"step": 1, "cursor": [3, 4]})
+    trainer.train(batch)
+    trainer.train(batch)
+    random = torch.rand(3)
+
+    other = make_trainer(seed=99)
+    other.train(message(rows[:3], recorded[:3], [[[0, 1, 2]]]))
+    assert other.load(tmp_path / "step-1") == {"step": 1, "cursor": [3, 4]}
+    other.train(batch)
+    other.train(batch)
+    mine = dict(trainer.weights())
+    assert all(torch.equal(mine[name], weight) for name, weight in other.weights())
+    for one, two in zip(
+        trainer.optimizer.state_dict()["state"].values(), other.optimizer.state_dict()["state"].values(), strict=True
+    ):
+        assert all(torch.equal(one[key], two[key]) for key in ("exp_avg", "exp_avg_sq", "step"))
+    assert torch.equal(torch.rand(3), random)
+
+
+def test_a_checkpoint_and_an_export_are_model_folders(make_trainer, tmp_path):
+    trainer = make_trainer()
+    rows = random_rows(9)
+    trainer.train(message(rows, trainer.logprobs([r[0] for r in rows], 0.7), [[list(range(8))]]))
+    trainer.save(tmp_path / "step-1", {})
+    trainer.export(tmp_path / "export")
+    ours = dict(trainer.weights())
+    for folder in (tmp_path / "step-1", tmp_path / "export"):
+        model = AutoModelForCausalLM.from_pretrained(folder)
+        assert model.dtype == torch.float32
+        assert all(torch.equal(ours[name], value) for name, value in model.named_parameters())
+        assert AutoTokenizer.from_pretrained(folder).eos_token_id == 2
+    again = Trainer(tmp_path / "step-1")
+    assert all(torch.equal(ours[name], value) for name, value in again.weights())
+    with pytest.raises(AgliteError, match="no checkpoint"):
+        trainer.load(tmp_path / "export")
+
+
+def test_rows_that_cannot_be_trained_are_refused(make_trainer):
+    rows = random_rows(10)[:1]
+    trainer = make_trainer()
+    batch = message(rows, trainer.logprobs([rows[0][0]], 0.7), [[[0]]])
+    for mask in (bytes(len(rows[0][0])), b"\1" * len(rows[0][0]), b"\0\1"):
+        batch["rows"][0]["mask"] = mask
+        with pytest.raises(AgliteError, match="row 0"):
+            trainer.train(batch)
