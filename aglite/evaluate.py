@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import statistics
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -72,6 +71,5 @@ class EvalSupervisor(Supervisor):
         for k in sorted({1, n}):
             values = [pass_at_k(len(each), sum(r >= 1 for r in each), k) for each in rewards if len(each) >= k]
             result[f"pass@{k}"] = mean_interval(values)
-        result["mean_interval"] = mean_interval([statistics.fmean(each) for each in rewards])
         self.result = result
         return 0

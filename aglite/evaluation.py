@@ -12,6 +12,7 @@ from aglite.errors import AgliteError
 from aglite.rollouts.launcher import Launcher
 from aglite.store import Store
 from aglite.training.groups import Groups
+from aglite.training.metrics import mean_interval
 
 SEEDS_PER_TASK = 1000
 """Distance between the seeds of two tasks, so that their repetitions never share one."""
@@ -36,7 +37,7 @@ class Evaluation:
     async def run(self, *, step: int, version: int, split: str = "val") -> dict[str, Any]:
         """Evaluate policy `version` and write the result down. Raises AgliteError when rollouts keep failing.
 
-        The result has `mean` and `stderr` of the reward over tasks (each task's mean over its rollouts), `n` tasks,
+        The result has `mean`, `stderr` and 95% interval (`low`, `high`) of the reward over its `n` tasks (each's mean),
         `solved` (the share of rollouts with reward 1), `lost` (tasks that could not be graded) and `by_kind` (means by
         the tasks' public field `kind`, where they have one).
         """
@@ -61,18 +62,17 @@ class Evaluation:
         return result
 
     def _summary(self) -> dict[str, Any]:
-        means, rewards, kinds = [], [], defaultdict(list)
+        means: list[float] = []
+        rewards: list[float] = []
+        kinds: dict[str, list[float]] = defaultdict(list)
         for group in self.groups.complete:
             mean = statistics.fmean(group.rewards())
             means.append(mean)
             rewards += group.rewards()
             if "kind" in group.task["public"]:
                 kinds[str(group.task["public"]["kind"])].append(mean)
-        count = len(means)
         return {
-            "mean": statistics.fmean(means) if means else 0.0,
-            "stderr": statistics.stdev(means) / count**0.5 if count > 1 else 0.0,
-            "n": count,
+            **mean_interval(means),
             "solved": sum(reward >= 1 for reward in rewards) / len(rewards) if rewards else 0.0,
             "lost": self.groups.dropped,
             "by_kind": {kind: statistics.fmean(values) for kind, values in sorted(kinds.items())},

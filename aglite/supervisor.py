@@ -169,7 +169,7 @@ class Supervisor:
 
     async def _supervise(self) -> int:
         """Run `work`, watching the model worker and the wish to stop."""
-        self._work = asyncio.create_task(self.work())
+        self._work = asyncio.create_task(self._work_and_finish())
         watch = asyncio.create_task(self._worker_exit())
         try:
             await asyncio.wait({self._work, watch}, return_when=asyncio.FIRST_COMPLETED)
@@ -180,11 +180,15 @@ class Supervisor:
             if self._work.cancelled():
                 return INTERRUPTED
             code = self._work.result()
-            if self._stop_asked:
-                await self.finish()
         finally:
             watch.cancel()
         return INTERRUPTED if self.interrupted else code
+
+    async def _work_and_finish(self) -> int:
+        code = await self.work()
+        if self._stop_asked:
+            await self.finish()
+        return code
 
     async def _worker_exit(self) -> EngineError:
         """Waits until the model worker is gone and says why."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import statistics
 from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -11,6 +10,7 @@ from typing import Any
 from aglite.config import Recipe
 from aglite.store.records import SampleRecord
 from aglite.training.advantage import advantages, token_weights
+from aglite.training.metrics import forest_stats, reward_stats, staleness_stats
 from aglite.training.samples import Sample, build_samples, loss_bearing
 from aglite.training.schedule import plan_micro_batches, split_mini_batches
 
@@ -78,26 +78,21 @@ def build_batch(
     algorithm = recipe.algorithm
     rollouts: list[TrainedRollout] = []
     fates: dict[str, str] = {}
-    staleness: list[int] = []
-    zero_groups = 0
     calls_made = calls_trained = 0
     graded = [[member for member in group if member.reward is not None] for group in groups]
     per_group = advantages(algorithm.name, [[_reward(member) for member in group] for group in graded], baseline)
     for group, group_advantages in zip(graded, per_group, strict=True):
-        zero_groups += all(value == 0 for value in group_advantages)
         for member, advantage in zip(group, group_advantages, strict=True):
             recorded = calls_of(member.rollout_id)
             calls = loss_bearing(recorded)
             calls_made, calls_trained = calls_made + len(recorded), calls_trained + len(calls)
             samples = build_samples(calls)
-            ages = [version - v for s in samples for v, kept in zip(s.versions, s.loss_mask, strict=True) if kept]
-            if not ages:
+            if not samples:
                 fates[member.rollout_id] = "baseline_only"
-            elif max(ages) > algorithm.max_staleness:
+            elif version - min(sample.oldest_version for sample in samples) > algorithm.max_staleness:
                 fates[member.rollout_id] = "stale"
             else:
                 fates[member.rollout_id] = "trained"
-                staleness += ages
                 rollouts.append(TrainedRollout(member.rollout_id, _reward(member), advantage, samples))
     mini_batches = split_mini_batches(list(range(len(rollouts))), algorithm.updates_per_step) if rollouts else []
     rows: list[dict[str, Any]] = []
@@ -123,29 +118,20 @@ def build_batch(
             "correction_cap": algorithm.correction_cap,
             "kl": algorithm.kl,
         }
-    rewards = [_reward(member) for group in graded for member in group]
-    samples = [sample for rollout in rollouts for sample in rollout.samples]
-    trained_tokens = sum(sample.trained_tokens for sample in samples)
-    encoded = sum(len(sample.input_ids) for sample in samples)
+    rewards = [[_reward(member) for member in group] for group in graded]
+    samples = [rollout.samples for rollout in rollouts]
     metrics: dict[str, Any] = {
-        "reward_mean": statistics.fmean(rewards) if rewards else 0.0,
-        "reward_std": statistics.stdev(rewards) if len(rewards) > 1 else 0.0,
-        "groups": len(groups),
-        "zero_advantage_groups": zero_groups,
-        "rollouts": len(rewards),
+        **reward_stats(rewards),
+        **forest_stats(samples),
+        **staleness_stats([sample for each in samples for sample in each], version),
+        "rollouts": sum(len(group) for group in rewards),
         "rollouts_trained": len(rollouts),
         "rollouts_stale": sum(fate == "stale" for fate in fates.values()),
         "rollouts_without_tokens": sum(fate == "baseline_only" for fate in fates.values()),
         "rollouts_lost": sum(member.reward is None for group in groups for member in group),
-        "samples": len(samples),
-        "samples_per_rollout": len(samples) / len(rollouts) if rollouts else 0.0,
         "samples_zero_advantage": skipped,
         "calls": calls_made,
         "calls_without_loss": calls_made - calls_trained,
-        "trained_tokens": trained_tokens,
-        "encoded_tokens": encoded,
-        "staleness_mean": statistics.fmean(staleness) if staleness else 0.0,
-        "staleness_p95": sorted(staleness)[int(0.95 * (len(staleness) - 1))] if staleness else 0,
     }
     return Batch(message, rollouts, fates, metrics)
 

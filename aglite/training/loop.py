@@ -225,7 +225,8 @@ class TrainingLoop:
     async def _record(
         self, step: int, groups: list[Group], batch: Batch, result: dict[str, Any], started: float
     ) -> None:
-        metrics = {**batch.metrics, **{key: value for key, value in result.items() if key != "applied"}}
+        computed = {key: value for key, value in result.items() if key not in ("applied", "trained_tokens", "tokens")}
+        metrics = {**batch.metrics, **computed, "computed_tokens": result.get("tokens", 0)}
         metrics["lr"] = self._learning_rate()
         metrics["groups_dropped"] = self.groups.dropped
         state = "applied" if result["applied"] else "skipped"
