@@ -12,6 +12,7 @@ import orjson
 from aglite.gateway.connection import Connection, Receive, Send
 from aglite.gateway.dialects.base import Dialect, Problem
 from aglite.gateway.dialects.chat import ChatDialect
+from aglite.gateway.dialects.completions import CompletionsDialect
 from aglite.gateway.gateway import Gateway
 
 _PREFIX = "/rollouts/"
@@ -23,7 +24,7 @@ class ModelApp:
     def __init__(self, gateway: Gateway) -> None:
         self._gateway = gateway
         chat = ChatDialect()
-        self._dialects: dict[str, Dialect] = {"/chat/completions": chat}
+        self._dialects: dict[str, Dialect] = {"/chat/completions": chat, "/completions": CompletionsDialect()}
         self._default = chat
 
     async def __call__(self, scope: dict[str, Any], receive: Receive, send: Send) -> None:

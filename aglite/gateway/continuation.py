@@ -20,6 +20,10 @@ Message = dict[str, Any]
 ForkCause = Literal["", "first", "new_thread", "edited", "template", "retokenised"]
 
 
+_TEXT = b"text"
+"""Root of the prompts that are plain text: no list of tools is written so."""
+
+
 class Turn:
     """A point in the tree of messages: the list of messages from its root."""
 
@@ -66,6 +70,8 @@ class Plan:
     keys: list[Any]
     start: Node | None = None
     """Where in the tree of tokens the base ends, if the whole of it is continued."""
+    text: str | None = None
+    """The whole prompt as text, in text completion."""
 
     @property
     def prompt_len(self) -> int:
@@ -95,6 +101,7 @@ class Conversations:
         self._known: set[Any] = set()
         self._arguments: dict[str, Any] = {}
         self._any = False
+        self._texts: list[tuple[str, Sequence[Message], Call]] = []
 
     def plan(self, messages: Sequence[Message], tools: Sequence[Message] = ()) -> Plan:
         """Match a request, in normal form, against what is recorded and make its prompt."""
@@ -125,6 +132,31 @@ class Conversations:
         cause = "edited" if edited else self._difference(recorded, prompt)
         return self._placed(prompt, cause, matched, None, messages, tools_key, keys, path)
 
+    def plan_text(self, prompt: str | Sequence[int]) -> Plan:
+        """The same for text completion. A text that begins with a recorded prompt and its reply continues those tokens;
+        an end of turn that the model sampled is no text and so not continued. Token ids are taken as they are."""
+        tokenizer = self._renderer.tokenizer
+        text = prompt if isinstance(prompt, str) else tokenizer.decode(prompt)
+        known = max((one for one in self._texts if text.startswith(one[0])), key=lambda one: len(one[0]), default=None)
+        said, messages, matched = known or ("", [], None)
+        rest = text[len(said) :]
+        messages = [*messages, {"role": "text", "content": rest}]
+        keys = [self._key(message) for message in messages]
+        path, _ = self._walk(_TEXT, keys)
+        if not isinstance(prompt, str):
+            data = array("i", prompt).tobytes()
+        elif matched is not None and self._exact:
+            recorded = array("i", TokenTree.sequence(matched.node))
+            if recorded[-1] in self._renderer.stop_ids:
+                recorded.pop()
+            data = (recorded + array("i", tokenizer.encode(rest))).tobytes()
+        else:
+            data = array("i", tokenizer.encode_prompt(text)).tobytes()
+        cause: ForkCause = "" if matched is not None else ("new_thread" if self._any else "first")
+        plan = self._placed(data, cause, matched, None, messages, _TEXT, keys, path)
+        plan.text = text
+        return plan
+
     def record(
         self,
         plan: Plan,
@@ -151,6 +183,8 @@ class Conversations:
             turn = self._child(call.turn, key)
             turn.replies.append(call)
             call.reply_turn = turn
+            if plan.text is not None:
+                self._texts.append((plan.text + reply["content"], [*plan.messages, reply], call))
             if key[3]:  # harnesses that drop reasoning send the same message without it
                 bare = (*key[:3], "")
                 known = call.turn.children.get(bare)

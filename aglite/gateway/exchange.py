@@ -6,102 +6,20 @@ import asyncio
 import contextlib
 import time
 from array import array
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
-from aglite.engine.base import Chunk, SamplingParams
 from aglite.errors import AgliteError, EngineError
 from aglite.gateway.connection import Connection
 from aglite.gateway.continuation import Call, Plan
-from aglite.gateway.dialects.base import Choice, Dialect, FinishReason, Outcome, Problem, Request, TokenInfo, Writer
+from aglite.gateway.dialects.base import Dialect, Outcome, Problem, Request, TokenInfo, Writer
 from aglite.gateway.gate import HeldTooLong
-from aglite.gateway.replies import Piece, Reply
+from aglite.gateway.replies import Piece
+from aglite.gateway.sampling import Sampling
 from aglite.gateway.sessions import Session
 from aglite.store.records import CallRecord
 
 if TYPE_CHECKING:
     from aglite.gateway.gateway import Gateway
-
-
-class Sampling:
-    """One response as it grows."""
-
-    def __init__(self, exchange: Exchange, index: int, params: SamplingParams) -> None:
-        plan = exchange.plan
-        self.index = index
-        self.params = params
-        self.ids = array("i")
-        self.logprobs = array("f")
-        self.versions: list[list[int]] = []
-        self.reason: str | None = None
-        self.reply = Reply()
-        self.infos: list[TokenInfo] = []
-        self.first_token_at: float | None = None
-        self._exchange = exchange
-        request = exchange.request
-        tools = request.tools if request.calls_tools else ()
-        self._parser = exchange.gateway.renderer.parser(plan.prompt_ids, tools=tools, stops=request.stops)
-        self._by_token = bool(request.stops)
-
-    def take(self, chunk: Chunk) -> tuple[list[Piece], list[TokenInfo]]:
-        """Add what the engine sent; sets `reason` when the response has ended with it."""
-        ids, logprobs = chunk.token_ids, chunk.logprobs
-        if ids and self.first_token_at is None:
-            self.first_token_at = time.time()
-        pieces: list[Piece] = []
-        if self._by_token:  # a stop string ends the response at the very token that completes it
-            for used, token_id in enumerate(ids, start=1):
-                pieces += self._parser.feed((token_id,))
-                if self._parser.stopped:
-                    ids, logprobs = ids[:used], logprobs[:used]
-                    self.reason = "stop"
-                    break
-        elif ids:
-            pieces = self._parser.feed(ids)
-        if ids:
-            self._count(ids, logprobs, chunk.version)
-        if self.reason is None:
-            self.reason = chunk.finish_reason
-        self._check_limit()
-        self.reply.add(pieces)
-        infos = self._infos(ids, logprobs) if self._exchange.request.logprobs else []
-        return pieces, infos
-
-    def finish(self) -> list[Piece]:
-        pieces = self._parser.finish()
-        self.reply.add(pieces)
-        return pieces
-
-    def choice(self) -> Choice:
-        reason: FinishReason = "length" if self.reason == "length" else "stop"
-        if reason == "stop" and self.reply.tool_calls:
-            reason = "tool_calls"
-        return Choice(self.index, self.reply, reason, self.infos)
-
-    def _count(self, ids: Sequence[int], logprobs: Sequence[float], version: int) -> None:
-        self.ids.extend(ids)
-        self.logprobs.extend(logprobs)
-        if self.versions and self.versions[-1][0] == version:
-            self.versions[-1][1] += len(ids)
-        else:
-            self.versions.append([version, len(ids)])
-        self._exchange.session.sampled_tokens += len(ids)
-
-    def _check_limit(self) -> None:
-        """A response that uses up the rollout's tokens is cut, here if the engine has not done it already."""
-        session = self._exchange.session
-        if session.sampled_tokens >= session.limits.sampled_tokens and self.reason != "stop":
-            session.limits_hit.add("sampled_tokens")
-            self.reason = "length"
-
-    def _infos(self, ids: Sequence[int], logprobs: Sequence[float]) -> list[TokenInfo]:
-        tokenizer = self._exchange.gateway.renderer.tokenizer
-        infos = []
-        for token_id, logprob in zip(ids, logprobs, strict=False):
-            data = tokenizer.token_bytes(token_id)
-            infos.append(TokenInfo(data.decode(errors="replace"), data, logprob))
-        self.infos += infos
-        return infos
 
 
 Interruption = Literal["gone", "held", "ended"]
@@ -167,7 +85,7 @@ class Exchange:
             self.session.request_ended()
             self.done.set_result(None)
             # Exchanges are kept a while for retries, but not the history with them.
-            self.request.messages, self.request.tools = [], []
+            self.request.messages, self.request.tools, self.request.prompt = [], [], None
             self._samplings.clear()
             self.__dict__.pop("plan", None)
 
@@ -219,14 +137,17 @@ class Exchange:
             return limit_problem(
                 "sampled_tokens", f"this rollout may sample {limits.sampled_tokens} tokens, they are used up"
             )
-        self.plan = session.conversations.plan(request.messages, request.tools)
+        if request.prompt is None:
+            self.plan = session.conversations.plan(request.messages, request.tools)
+        else:
+            self.plan = session.conversations.plan_text(request.prompt)
         room = gateway.context_length - self.plan.prompt_len
         if room <= 0:
             return self.dialect.context_problem(request, self.plan.prompt_len, gateway.context_length)
         tokens = min(room, budget, request.max_tokens or room)
         for index in range(request.n):
             params = gateway.sampling(session, request, tokens)
-            self._samplings.append(Sampling(self, index, params))
+            self._samplings.append(Sampling(index, params, request, self.plan, session, gateway.renderer))
             session.calls += 1
         self._writer = self.dialect.writer(request, request.model or gateway.model_name)
         return None

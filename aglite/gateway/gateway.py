@@ -29,6 +29,9 @@ log = logging.getLogger("aglite.gateway")
 KEEPALIVE_S = 15.0
 """Silence in an open stream after which a keep-alive is written."""
 
+EXTERNAL_CALLS = 2000
+"""Calls after which a session of `serve_open` ends and the next call begins a new one: memory stays bounded."""
+
 RETRIES_KEPT = 16
 """Last exchanges of a session in which a retry is looked for."""
 
@@ -105,6 +108,10 @@ class Gateway:
     async def authenticate(self, token: str | None, rollout_id: str | None) -> Session | Problem:
         """The session of a request, from its bearer token and the rollout in its path."""
         session = self.sessions.find(token or "")
+        worn = session is not None and session.sampling is None and session.calls >= EXTERNAL_CALLS
+        if session is not None and worn and not session.exchanges:
+            await self._end_external(session)
+            session = None
         if session is None and self.serve_open and rollout_id is None:
             session = await self._open_external(token or "")
         if session is None or (rollout_id is not None and session.rollout_id != rollout_id):
@@ -129,13 +136,18 @@ class Gateway:
         )
         return session
 
-    async def close(self) -> None:
+    async def stop(self) -> None:
         """End all sessions; those that `serve_open` began end as done."""
         for session in self.sessions:
-            await self.close_session(session.rollout_id)
             if session.sampling is None:
-                await self.store.set_rollout_state(session.rollout_id, "done", attempt=1)
+                await self._end_external(session)
+            else:
+                await self.close_session(session.rollout_id)
         await self.flush()
+
+    async def _end_external(self, session: Session) -> None:
+        await self.close_session(session.rollout_id)
+        await self.store.set_rollout_state(session.rollout_id, "done", attempt=1)
 
     async def idle(self, timeout_s: float) -> bool:
         """Wait until no generation is in flight; False if some still is after `timeout_s`."""

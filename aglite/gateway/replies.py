@@ -300,6 +300,24 @@ class HermesParser:
         return True
 
 
+class PlainParser:
+    """Replies that are nothing but text."""
+
+    def __init__(self, tokenizer: TextTokenizer, *, stops: Sequence[str]) -> None:
+        self.stopped = False
+        self._detokenizer = tokenizer.detokenizer()
+        self._stops = StopStrings(stops)
+
+    def feed(self, token_ids: Sequence[int]) -> list[Piece]:
+        text = self._stops.feed(self._detokenizer.feed(token_ids))
+        self.stopped = self._stops.hit
+        return [Text(text)] if text else []
+
+    def finish(self) -> list[Piece]:
+        text = "" if self.stopped else self._stops.feed(self._detokenizer.finish()) + self._stops.finish()
+        return [Text(text)] if text else []
+
+
 def _trailing(text: str) -> int:
     """Length of the white space at the end: it belongs to the text only if more text follows."""
     found = _SPACE_AT_END.search(text)

@@ -73,6 +73,10 @@ class TextTokenizer:
             return self._inner.encode_batch_fast([text], add_special_tokens=False)[0].ids if text else []
         return list(self._encode_long(text))
 
+    def encode_prompt(self, text: str) -> list[int]:
+        """Token ids of a whole prompt, with the beginning-of-text token if the model wants one."""
+        return self._inner.encode(text, add_special_tokens=True).ids
+
     def encode_plain(self, text: str) -> list[int]:
         """Token ids of text that somebody else wrote: the name of a control token in it stays text."""
         if not text:

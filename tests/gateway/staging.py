@@ -74,7 +74,7 @@ async def running(
         yield Stage(gateway, engine, store, renderer, f"http://127.0.0.1:{port}")
     finally:
         gateway.gate.open()
-        await gateway.close()
+        await gateway.stop()
         server.should_exit = True
         server.force_exit = True
         await serving

@@ -321,8 +321,24 @@ async def test_serving_takes_anybody(stage: Stage) -> None:
     rollouts = stage.store.rollouts()
     assert sorted(row["calls"] for row in rollouts) == [1, 4]
     assert {row["backend"] for row in rollouts} == {"external"}
-    await stage.gateway.close()
+    await stage.gateway.stop()
     assert {row["state"] for row in stage.store.rollouts()} == {"done"}
+
+
+async def test_serving_for_long_begins_anew(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("aglite.gateway.gateway.EXTERNAL_CALLS", 3)
+    stage.gateway.serve_open = True
+    async with httpx.AsyncClient() as http:
+        for _ in range(7):
+            response = await http.post(
+                f"{stage.url}/v1/chat/completions", json=BODY, headers={"authorization": "Bearer me"}
+            )
+            assert response.status_code == 200
+    assert sorted((row["calls"], row["state"]) for row in stage.store.rollouts()) == [
+        (1, "running"),
+        (3, "done"),
+        (3, "done"),
+    ]
 
 
 async def test_a_store_that_cannot_write_is_our_error(stage: Stage) -> None:

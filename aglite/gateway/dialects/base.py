@@ -26,12 +26,12 @@ class Request:
     """What an agent asked for, whatever the dialect.
 
     Messages are in normal form: `content` is a string, roles are system, user, assistant and tool, an assistant's
-    `tool_calls` carry their arguments as JSON text, reasoning is `reasoning_content`. `prompt_ids` (and no messages)
-    in text completion.
+    `tool_calls` carry their arguments as JSON text, reasoning is `reasoning_content`. Text completion has a `prompt`
+    (text or token ids) and no messages.
     """
 
     messages: list[dict[str, Any]] = field(default_factory=list)
-    prompts: list[str | list[int]] = field(default_factory=list)
+    prompt: str | list[int] | None = None
     tools: list[dict[str, Any]] = field(default_factory=list)
     calls_tools: bool = True
     """False: tool calls in the reply stay text (`tool_choice: none`)."""
@@ -41,7 +41,6 @@ class Request:
     stream: bool = False
     include_usage: bool = False
     logprobs: bool = False
-    echo: bool = False
     model: str = ""
     asked: dict[str, Any] = field(default_factory=dict)
     """The sampling and format that were asked for, as they are recorded."""

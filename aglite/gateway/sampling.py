@@ -1,0 +1,106 @@
+"""One response as it grows: the engine's tokens as they are recorded, and what an agent sees of them."""
+
+from __future__ import annotations
+
+import time
+from array import array
+from collections.abc import Sequence
+
+from aglite.engine.base import Chunk, SamplingParams
+from aglite.gateway.continuation import Plan
+from aglite.gateway.dialects.base import Choice, FinishReason, Request, TokenInfo
+from aglite.gateway.renderers import ChatRenderer
+from aglite.gateway.replies import Piece, PlainParser, Reply, ReplyParser
+from aglite.gateway.sessions import Session
+
+
+class Sampling:
+    """One response as it grows."""
+
+    def __init__(
+        self,
+        index: int,
+        params: SamplingParams,
+        request: Request,
+        plan: Plan,
+        session: Session,
+        renderer: ChatRenderer,
+    ) -> None:
+        self.index = index
+        self.params = params
+        self.ids = array("i")
+        self.logprobs = array("f")
+        self.versions: list[list[int]] = []
+        self.reason: str | None = None
+        self.reply = Reply()
+        self.infos: list[TokenInfo] = []
+        self.first_token_at: float | None = None
+        self._session = session
+        self._tokenizer = renderer.tokenizer
+        self._logprobs_asked = request.logprobs
+        self._parser: ReplyParser
+        if request.prompt is None:
+            tools = request.tools if request.calls_tools else ()
+            self._parser = renderer.parser(plan.prompt_ids, tools=tools, stops=request.stops)
+        else:
+            self._parser = PlainParser(renderer.tokenizer, stops=request.stops)
+        self._by_token = bool(request.stops)
+
+    def take(self, chunk: Chunk) -> tuple[list[Piece], list[TokenInfo]]:
+        """Add what the engine sent; sets `reason` when the response has ended with it."""
+        ids, logprobs = chunk.token_ids, chunk.logprobs
+        if ids and self.first_token_at is None:
+            self.first_token_at = time.time()
+        pieces: list[Piece] = []
+        if self._by_token:  # a stop string ends the response at the very token that completes it
+            for used, token_id in enumerate(ids, start=1):
+                pieces += self._parser.feed((token_id,))
+                if self._parser.stopped:
+                    ids, logprobs = ids[:used], logprobs[:used]
+                    self.reason = "stop"
+                    break
+        elif ids:
+            pieces = self._parser.feed(ids)
+        if ids:
+            self._count(ids, logprobs, chunk.version)
+        if self.reason is None:
+            self.reason = chunk.finish_reason
+        self._check_limit()
+        self.reply.add(pieces)
+        infos = self._infos(ids, logprobs) if self._logprobs_asked else []
+        return pieces, infos
+
+    def finish(self) -> list[Piece]:
+        pieces = self._parser.finish()
+        self.reply.add(pieces)
+        return pieces
+
+    def choice(self) -> Choice:
+        reason: FinishReason = "length" if self.reason == "length" else "stop"
+        if reason == "stop" and self.reply.tool_calls:
+            reason = "tool_calls"
+        return Choice(self.index, self.reply, reason, self.infos)
+
+    def _count(self, ids: Sequence[int], logprobs: Sequence[float], version: int) -> None:
+        self.ids.extend(ids)
+        self.logprobs.extend(logprobs)
+        if self.versions and self.versions[-1][0] == version:
+            self.versions[-1][1] += len(ids)
+        else:
+            self.versions.append([version, len(ids)])
+        self._session.sampled_tokens += len(ids)
+
+    def _check_limit(self) -> None:
+        """A response that uses up the rollout's tokens is cut, here if the engine has not done it already."""
+        session = self._session
+        if session.sampled_tokens >= session.limits.sampled_tokens and self.reason != "stop":
+            session.limits_hit.add("sampled_tokens")
+            self.reason = "length"
+
+    def _infos(self, ids: Sequence[int], logprobs: Sequence[float]) -> list[TokenInfo]:
+        infos = []
+        for token_id, logprob in zip(ids, logprobs, strict=False):
+            data = self._tokenizer.token_bytes(token_id)
+            infos.append(TokenInfo(data.decode(errors="replace"), data, logprob))
+        self.infos += infos
+        return infos
