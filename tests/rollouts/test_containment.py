@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import re
 import time
 from pathlib import Path
 
@@ -37,6 +38,13 @@ async def test_a_flood_of_output_is_bounded_on_disk_and_in_memory(tmp_path):
         assert len(log) < 2 * MB + 100
         assert most - before < 16 * MB
         assert late < 0.5
+
+
+async def test_an_endless_flood_is_slowed_down(tmp_path):
+    async with Bench(tmp_path, command=["yes"], limits={"log_bytes": MB, "wall_s": 1.5}) as bench:
+        assert (await bench.run()).cause == "wall_time: 1.5 s"
+        left_out = int(re.search(r"([\d,]+) bytes left out", bench.log())[1].replace(",", ""))
+        assert left_out < 150 * MB
 
 
 async def test_output_that_fits_is_kept_whole(tmp_path):
@@ -81,6 +89,14 @@ async def test_many_children_and_grandchildren_are_gone(tmp_path):
     async with Bench(tmp_path, agent) as bench:
         assert (await bench.run()).state == "done"
         assert bench.alive() == []
+
+
+async def test_a_child_without_an_environment_ends_with_its_group(tmp_path):
+    agent = "import subprocess; print(subprocess.Popen(['env', '-i', 'sleep', '100']).pid)"
+    async with Bench(tmp_path, agent) as bench:
+        assert (await bench.run()).state == "done"
+        pid = int(bench.log())
+        await until(lambda: not is_running(pid), 2)
 
 
 async def test_a_daemon_that_holds_the_output_open_does_not_hold_the_end_back(tmp_path):
