@@ -84,6 +84,7 @@ class Runtime:
         self._listener = Listener(create_model_app(self.gateway), self._sock)
         await self._listener.start()
         self._started.append(self._listener)
+        self._started.append(self.gateway)
         self.launcher = Launcher(
             self.store, self.gateway, recipe, self.run_dir, base_url=lambda: self.url, reaper=self.reaper
         )
