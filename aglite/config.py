@@ -41,7 +41,7 @@ class Limits(Section):
     request_bytes: Positive = 8 * 1024 * 1024
     """Size of one request body."""
     memory_mb: Positive = 2048
-    """Address space of one agent process on the local backend, memory of one container elsewhere."""
+    """Private memory of one agent process."""
     log_bytes: Positive = 4 * 1024 * 1024
     """How much of the agent's output is kept; the middle of a longer log is left out."""
 

@@ -19,7 +19,7 @@ from aglite.gateway.gateway import Gateway
 from aglite.gateway.renderers import load_renderer
 from aglite.net import Listener, bind
 from aglite.paths import RunDir
-from aglite.rollouts.launcher import Launcher
+from aglite.rollouts.launcher import Launcher, check_recipe
 from aglite.rollouts.reaper import Reaper
 from aglite.store import Store
 
@@ -56,6 +56,8 @@ class Runtime:
         recipe = self.recipe
         await self.reaper.start()
         self._started.append(self.reaper)
+        if recipe.agent.backend != "external":
+            await check_recipe(recipe, self.run_dir, self.reaper)
         self.worker = WorkerClient(
             worker_command(),
             log_path=self.run_dir.logs / "worker.log",
