@@ -13,7 +13,7 @@ cd "$(dirname "${BASH_SOURCE[0]}")"
 
 TORCH="torch==2.13.0"
 TORCH_INDEX="${AGLITE_TORCH_INDEX-https://download.pytorch.org/whl/cpu}"
-NEEDED_MB="${AGLITE_NEEDED_MB:-6000}"
+NEEDED_MB="${AGLITE_NEEDED_MB:-8000}"
 VENV=".venv"
 LOG="$VENV/install.log"
 TIMES=()

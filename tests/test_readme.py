@@ -52,7 +52,7 @@ def test_the_example_recipe_loads_with_its_tasks(recipe):
 
 
 @pytest.mark.parametrize(
-    "reply, reward", [("Cold.", 1.0), ("cold", 1.0), ("The opposite is cold", 0.3), ("hot", 0.0), ("", 0.0)]
+    "reply, reward", [("Cold.", 1.0), ("cold", 1.0), ("The opposite is cold", 0.25), ("hot", 0.0), ("", 0.0)]
 )
 def test_the_example_agent_and_grader(reply, reward, tmp_path):
     task = {"id": "hot", "public": {"word": "hot"}, "hidden": {"opposites": ["cold"]}}

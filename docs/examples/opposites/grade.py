@@ -1,5 +1,7 @@
+import re
+
+
 def grade(task, rollout, workdir):
-    answer = (workdir / "answer.txt").read_text().strip(" .!\n").lower()
-    if answer in task["hidden"]["opposites"]:
-        return 1.0
-    return 0.3 if any(word in answer.split() for word in task["hidden"]["opposites"]) else 0.0
+    """The right word is worth 1 alone, and less the more words stand around it."""
+    words = re.findall(r"[a-z]+", (workdir / "answer.txt").read_text().lower())
+    return 1 / len(words) if set(words) & set(task["hidden"]["opposites"]) else 0.0
