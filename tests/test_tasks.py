@@ -50,7 +50,11 @@ def test_sets_come_in_the_same_order_each_time(tmp_path):
 
 
 def test_rows_of_a_jsonl_file(tmp_path):
-    write(tmp_path, "rows.jsonl", '{"id": "a", "public": {"x": "\u2028"}, "hidden": {"y": 2}}\n\n{"id": "b", "public": {}}\n')
+    write(
+        tmp_path,
+        "rows.jsonl",
+        '{"id": "a", "public": {"x": "\u2028"}, "hidden": {"y": 2}}\n\n{"id": "b", "public": {}}\n',
+    )
     rows = load_tasks("rows.jsonl", tmp_path, "val")
     assert [row["id"] for row in rows] == ["a", "b"]
     assert rows[0]["hidden"] == {"y": 2} and rows[1]["hidden"] == {}
