@@ -69,9 +69,14 @@ class StoredRun:
                 {"step": checkpoints[-1]["step"], "at": checkpoints[-1]["created_at"]} if checkpoints else None
             ),
             "gpu": [],
-            "host": {"db_bytes": self.run_dir.db.stat().st_size},
+            "host": {"db_bytes": self._database_size()},
             "log": store.events(after=max(0, last_event - LOG_EVENTS), limit=LOG_EVENTS),
         }
+
+    def _database_size(self) -> int:
+        """Bytes of the file and its write-ahead log."""
+        db = self.run_dir.db
+        return sum(file.stat().st_size for file in (db, db.with_name(f"{db.name}-wal")) if file.exists())
 
     def rollouts(
         self, *, state: str | None = None, step: int | None = None, limit: int | None = None, after: str | None = None

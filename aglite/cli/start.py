@@ -113,17 +113,26 @@ def _put_log(log: Path, run: RunDir) -> None:
 
 
 def watch(run: RunDir) -> int:
-    """The terminal UI; when the person asks for it there, the run is stopped and waited for."""
-    from aglite.tui.app import AgliteApp
+    """The terminal UI, and the last word after it; returns 1 if the run failed.
 
-    wish = AgliteApp(run).run()
+    When the person asks for it there, the run is stopped and waited for.
+    """
+    from aglite.tui.app import AgliteApp
+    from aglite.tui.widgets.notice import notice
+
+    app = AgliteApp(run)
+    wish = app.run()
     if wish == "stop":
         from aglite.cli.stop import down
 
         return down(run, now=False, on_line=say)
     if ControlClient(run).pid is not None:
-        say(f"the run goes on; come back with `aglite attach --dir {run.path}`, end it with `aglite down`")
-    return 0
+        say(f"The run goes on. Come back with: aglite attach --dir {run.path}")
+        return 0
+    text, level = notice(app.snapshot)
+    if text:
+        say(text)
+    return 1 if level == "error" else 0
 
 
 def follow(run: RunDir) -> int:

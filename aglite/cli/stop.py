@@ -8,7 +8,6 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from aglite import headless
 from aglite.client import ControlClient, ControlError, alive, read_control
 from aglite.errors import AgliteError
 from aglite.paths import RunDir
@@ -60,7 +59,7 @@ def _wait(client: ControlClient, pid: int, deadline: float, on_line: Callable[[s
         try:
             status = client.status()
             state = (status["phase"], status.get("message") or "")
-            text = state[1] or f"stopping; {headless.progress(status, time.time())}"
+            text = state[1] or f"stopping ({state[0]}, step {status['step']} of {status['steps']})"
         except ControlError:
             state, text = ("", ""), f"waiting for process {pid} to end"
         if state != known:

@@ -1,31 +1,19 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "helpers"))
 
+from cli_done import Aglite, Done
 from fake_daemon import FakeDaemon, running
 from recorded_run import recorded_run
 
 from aglite.__main__ import main
 from aglite.paths import RunDir
-
-
-@dataclass
-class Done:
-    """How a command ended."""
-
-    returncode: int
-    stdout: str
-    stderr: str
-
-
-Aglite = Callable[..., Done]
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import Aglite
+from cli_done import Aglite
 from fake_daemon import FakeDaemon
 
 from aglite.errors import AgliteError, RecipeError

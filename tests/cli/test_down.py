@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from conftest import Aglite
+from cli_done import Aglite
 from fake_daemon import FakeDaemon, running
 
 from aglite.cli.stop import down

@@ -7,7 +7,7 @@ import sys
 
 import pyarrow.parquet
 import pytest
-from conftest import Aglite
+from cli_done import Aglite
 from fake_daemon import FakeDaemon
 from recorded_run import DONE, FAILED, WAITING
 

@@ -5,7 +5,7 @@ import os
 import subprocess
 import sys
 
-from conftest import Aglite
+from cli_done import Aglite
 from fake_daemon import NOW, FakeDaemon, empty, running, with_gpu
 
 from aglite.cli.status import render

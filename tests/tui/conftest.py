@@ -2,9 +2,8 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -12,10 +11,8 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "helpers"))
 
 from fake_daemon import NOW, FakeDaemon, running
 from recorded_run import recorded_run
-from textual.pilot import Pilot
 
 from aglite.paths import RunDir
-from aglite.tui.app import AgliteApp
 
 
 @pytest.fixture(autouse=True)
@@ -45,24 +42,3 @@ def daemon(run_dir: RunDir) -> Iterator[FakeDaemon]:
 @pytest.fixture
 def finished() -> RunDir:
     return recorded_run(Path("runs/words"), now=NOW - 60)
-
-
-def make_app(run_dir: RunDir) -> AgliteApp:
-    """An app whose clock stands still and which looks at the run once, and again only when it is hurried."""
-    return AgliteApp(run_dir, clock=lambda: NOW, interval_s=3600)
-
-
-async def until(pilot: Pilot[Any], condition: Callable[[], Any], what: str) -> None:
-    """Let the app work until something is so."""
-    deadline = time.monotonic() + 20
-    while not condition():
-        assert time.monotonic() < deadline, f"waited in vain until {what}"
-        await pilot.pause(0.02)
-    await pilot.pause()
-
-
-def heard(link: str = "live") -> Callable[[Pilot[Any]], Awaitable[None]]:
-    async def wait(pilot: Pilot[Any]) -> None:
-        await until(pilot, lambda: pilot.app.snapshot.link == link, f"the link is {link}")
-
-    return wait

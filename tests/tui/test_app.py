@@ -10,8 +10,8 @@ import time
 from pathlib import Path
 
 import pytest
-from conftest import heard, make_app, until
 from fake_daemon import NOW, FakeDaemon, rollouts, running
+from tui_pilot import heard, make_app, until
 
 from aglite.paths import RunDir
 from aglite.tui.app import AgliteApp

@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import heard, make_app, until
 from fake_daemon import FakeDaemon, empty, running, with_gpu
 from textual.pilot import Pilot
+from tui_pilot import heard, make_app, until
 
 from aglite.paths import RunDir
 

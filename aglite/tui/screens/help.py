@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from textwrap import wrap
 from typing import ClassVar
 
 from textual.app import ComposeResult
@@ -36,5 +37,7 @@ class HelpScreen(ModalScreen[None]):
 def _section(title: str, rows: list[tuple[str, str]]) -> Content:
     lines = [Content.styled(title, "bold $primary")]
     for name, text in rows:
-        lines.append(Content.assemble((f"  {name:<16}", "bold"), text))
+        first, *rest = wrap(text, 52)
+        lines.append(Content.assemble((f"  {name:<16}", "bold"), first))
+        lines.extend(Content(" " * 18 + more) for more in rest)
     return Content("\n").join([*lines, Content("")])

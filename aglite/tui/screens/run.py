@@ -53,6 +53,7 @@ class RunScreen(Screen[None]):
     def show(self, snapshot: Snapshot) -> None:
         for panel in self.query(Panel):
             panel.show(snapshot)
+        self.query_one("#load").display = snapshot.link not in ("ended", "died")
         now = self.app.clock()  # type: ignore[attr-defined]
         self.query_one(RolloutTable).show(snapshot.rows, now, EMPTY[snapshot.link])
         if snapshot.status:

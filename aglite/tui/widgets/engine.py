@@ -53,6 +53,6 @@ class EngineLoad(Panel):
             computed, reused = engine.get("prefill_tokens") or 0, engine.get("reused_tokens") or 0
             facts = f" {units.count(engine['sampled_tokens'])} sampled · {units.count(computed)} prefilled"
             if computed + reused:
-                facts += f" · {reused / (computed + reused):.0%} of prompts from cache"
+                facts += f" · {reused / (computed + reused):.0%} reused"
             rows.append(faint(facts).truncate(width, ellipsis=True))
         return lines(*rows[:height])

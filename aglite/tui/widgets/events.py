@@ -43,7 +43,7 @@ class EventLog(ScrollView, can_focus=False):
         self.refresh()
 
     def render_line(self, y: int) -> Strip:
-        width = self.size.width
+        width = self.scrollable_content_region.width
         index = self.scroll_offset.y + y
         if index >= len(self._events):
             return Strip.blank(width).apply_style(self.rich_style)
@@ -54,7 +54,7 @@ class EventLog(ScrollView, can_focus=False):
         style = self._style(LEVELS[event["level"]])
         return (
             Strip([Segment(head, self._style("faint")), Segment(fit(text, max(width - len(head), 1)), style)])
-            .crop_extend(0, width, Style.null())
+            .crop_extend(0, self.size.width, Style.null())
             .apply_style(self.rich_style)
         )
 

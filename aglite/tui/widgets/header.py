@@ -25,7 +25,10 @@ class RunHeader(Panel):
         if self.snapshot.link == "lost" and self.snapshot.heard_at:
             text = f"{text} for {units.clock(now - self.snapshot.heard_at)}"
         left = [(" aglite ", "bold $primary"), ("│ ", "$line"), (status.get("run", ""), "bold")]
-        facts = [fact for fact in (status.get("model"), status.get("mode")) if fact]
+        model = status.get("model") or ""
+        if model.startswith(("/", ".", "~")):  # a folder: its name says enough
+            model = model.rstrip("/").rpartition("/")[2]
+        facts = [fact for fact in (model, status.get("mode")) if fact]
         if width >= 60 and facts:
             left.append(("   " + " · ".join(facts), "$faint"))
         right = [(text + " ", style)]

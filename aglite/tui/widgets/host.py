@@ -20,24 +20,23 @@ class HostLoad(Panel):
             return Content("")
         if height < 4:
             return self._flat(host, gpus, width)
-        rows = []
+        bars = []
         if host.get("cpu_percent") is not None:
-            cores = faint(f"{host['cpus']} cores ") if host.get("cpus") else Content("")
-            rows.append(self._bar("CPU", host["cpu_percent"] / 100, cores, width))
+            bars.append(("CPU", host["cpu_percent"] / 100, f"{host['cpus']} cores" if host.get("cpus") else ""))
         if host.get("ram_total"):
-            text = faint(f"{units.size(host['ram_used'])} of {units.size(host['ram_total'])} ")
-            rows.append(self._bar("RAM", host["ram_used"] / host["ram_total"], text, width))
+            bars.append(("RAM", host["ram_used"] / host["ram_total"], _of(host["ram_used"], host["ram_total"])))
         for gpu in gpus:
-            rows.append(self._bar("GPU", gpu["util"] / 100, faint(f"{gpu['name']}{_heat(gpu)} "), width))
-            text = faint(f"{units.size(gpu['mem_used'])} of {units.size(gpu['mem_total'])} ")
-            rows.append(self._bar("mem", gpu["mem_used"] / gpu["mem_total"], text, width))
+            bars.append(("GPU", gpu["util"] / 100, gpu["name"].removeprefix("NVIDIA ") + _heat(gpu)))
+            bars.append(("mem", gpu["mem_used"] / gpu["mem_total"], _of(gpu["mem_used"], gpu["mem_total"])))
+        room = width - 12 - max((len(text) for *_, text in bars), default=0)
+        rows = [self._bar(name, share, text, min(max(room, 5), 40), width) for name, share, text in bars]
         rows.append(self._files(host))
         return lines(*rows[:height])
 
-    def _bar(self, name: str, share: float, right: Content, width: int) -> Content:
+    def _bar(self, name: str, share: float, text: str, size: int, width: int) -> Content:
         style = "$warning" if share > 0.9 and name in ("RAM", "mem") else "$primary"
-        bar = gauge(share, max(min(width - 36, 40), 5), style)
-        return row(Content.assemble((f" {name} ", "$faint"), bar, f" {share:>4.0%}"), right, width)
+        bar = gauge(share, size, style)
+        return row(Content.assemble((f" {name} ", "$faint"), bar, f" {share:>4.0%}"), faint(text + " "), width)
 
     def _files(self, host: dict[str, Any]) -> Content:
         parts = [(" disk ", "$faint"), f"{units.size(host['disk_free'])} free"] if host.get("disk_free") else []
@@ -65,6 +64,10 @@ class HostLoad(Panel):
                 break
             text = longer
         return row(Content(""), Content.assemble(text, " "), width)
+
+
+def _of(used: float, total: float) -> str:
+    return f"{units.size(used)} of {units.size(total)}"
 
 
 def _heat(gpu: dict[str, Any]) -> str:

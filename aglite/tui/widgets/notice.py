@@ -32,11 +32,12 @@ def notice(snapshot: Snapshot) -> tuple[str, str]:
         return "The supervisor died. `aglite up` goes on from the last checkpoint; see logs/supervisor.log.", "error"
     if snapshot.link == "ended":
         if not status:
-            return "Nothing runs here, and nothing is recorded yet.", "warning"
+            return "Nothing runs here, and nothing is recorded yet. `aglite up` starts a run.", "warning"
         if status["steps"] and status["step"] >= status["steps"]:
             return f"Finished{learned(status)}", "good"
-        why = f": {status['message'].splitlines()[0]}" if status.get("message") else ""
-        return f"Stopped after step {status['step']} of {status['steps']}{why}. `aglite up` goes on.", "warning"
+        if status.get("message"):
+            return f"Failed: {' '.join(status['message'].split())}", "error"
+        return f"Stopped after step {status['step']} of {status['steps']}. `aglite up` goes on.", "warning"
     return "", ""
 
 

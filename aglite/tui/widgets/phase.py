@@ -26,7 +26,7 @@ class PhaseBar(Panel):
     def draw(self, width: int, height: int, now: float) -> Content:
         status = self.snapshot.status
         if status is None:
-            return faint(" waiting for the first answer …")
+            return faint(" waiting for the first answer …" if self.snapshot.link == "connecting" else "")
         first = self._first(status, width, now)
         return lines(first, self._second(status, width, now)) if height > 1 else first
 
@@ -74,7 +74,7 @@ class PhaseBar(Panel):
         if checkpoint:
             facts.append(f"checkpoint step {checkpoint['step']}, {units.age(now - checkpoint['at'])} ago")
         message = " ".join((status.get("message") or "").split())
-        if not message:
+        if not message or self.snapshot.link in ("ended", "died"):  # the notice says it
             return row(faint(" " + " · ".join(facts)), Content(""), width)
         style = "$warning" if status["phase"] == "paused" else "$foreground"
         return row(Content.styled(f" {message}", style), faint((facts[-1] if facts else "") + " "), width)

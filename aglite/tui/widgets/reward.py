@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from textual.content import Content
@@ -22,16 +23,24 @@ class Reward(Panel):
         reward, val = status.get("reward") or [], status.get("val") or []
         if height < 5 or width < 30:
             return self._line(reward, val, width)
-        legend = row(self._latest(reward), self._validation(val), width)
+        legend = self._legend(reward, val, width)
         if not reward and not val:
             return lines(legend, Content(""), faint("  the curve begins with the first evaluation or step"))
         return lines(legend, *self._plot(reward, val, status.get("steps") or 1, width, height - 1))
 
     def _line(self, reward: list[dict[str, Any]], val: list[dict[str, Any]], width: int) -> Content:
-        left, right = self._latest(reward), self._validation(val)
+        return self._legend(reward, val, width, [point["mean"] for point in reward])
+
+    def _legend(
+        self, reward: list[dict[str, Any]], val: list[dict[str, Any]], width: int, curve: Sequence[float] = ()
+    ) -> Content:
+        """The numbers in a line, with the curve between them; the word is cut before a number is lost."""
+        left, right = self._latest(reward), self._validation(val, "validation")
+        if left.cell_length + right.cell_length >= width:
+            right = self._validation(val, "val")
         room = width - left.cell_length - right.cell_length - 4
-        curve = units.sparkline([point["mean"] for point in reward], min(max(room, 0), 40))
-        return row(Content.assemble(left, "  ", (curve, "$primary")), right, width)
+        line = units.sparkline(curve, min(max(room, 0), 40))
+        return row(Content.assemble(left, "  ", (line, "$primary")) if line else left, right, width)
 
     def _latest(self, reward: list[dict[str, Any]]) -> Content:
         if not reward:
@@ -40,10 +49,10 @@ class Reward(Panel):
         spread = f" ± {last['std']:.2f}" if last.get("std") is not None else ""
         return Content.assemble((" ● reward ", "$primary"), (units.reward(last["mean"]), "bold"), (spread, "$faint"))
 
-    def _validation(self, val: list[dict[str, Any]]) -> Content:
+    def _validation(self, val: list[dict[str, Any]], name: str) -> Content:
         if not val:
-            return Content.assemble(("◆ validation ", "$accent"), ("not yet ", "$faint"))
-        parts: list[Any] = [("◆ validation ", "$accent")]
+            return Content.assemble((f"◆ {name} ", "$accent"), ("not yet ", "$faint"))
+        parts: list[Any] = [(f"◆ {name} ", "$accent")]
         if len(val) > 1:
             parts += [units.reward(val[0]["mean"]), (" → ", "$faint")]
         parts.append((units.reward(val[-1]["mean"]), "bold"))

@@ -122,7 +122,7 @@ class RolloutTable(ScrollView, can_focus=True):
     # drawing
 
     def render_line(self, y: int) -> Strip:
-        width = self.size.width
+        width = self.scrollable_content_region.width
         if y == 0:
             strip = self._head(width)
         elif not self.rows:
@@ -131,7 +131,7 @@ class RolloutTable(ScrollView, can_focus=True):
             strip = Strip([Segment(fit(text, width), style)])
         else:
             strip = self._row(self.scroll_offset.y + y - 1, width)
-        return strip.crop_extend(0, width, Style.null()).apply_style(self.rich_style)
+        return strip.crop_extend(0, self.size.width, Style.null()).apply_style(self.rich_style)
 
     def _repaint_changed(self) -> None:
         """Refresh the lines in sight whose text or look is not what was drawn last."""
