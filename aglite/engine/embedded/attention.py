@@ -265,6 +265,13 @@ def attend_partly(
             query, key, value, 0.0, False, attn_mask=mask, scale=1.0
         )
         return out.transpose(1, 2), lse.transpose(1, 2)
+    return attend_partly_anywhere(query, key, value, mask)
+
+
+def attend_partly_anywhere(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor | None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """`attend_partly` in operations that every device has."""
     scores = query @ key.transpose(2, 3)
     if mask is not None:
         scores = scores + mask
