@@ -63,7 +63,7 @@ class EvalSupervisor(Supervisor):
         model = str(self._checkpoint or recipe.model)
         await self.runtime.start(await asyncio.to_thread(resolve_model, model, self.on_line), trainer=False)
         await self.phases.set("evaluating", f"{self._split} of {recipe.name}")
-        evaluation = Evaluation(self.store, self.runtime.launcher, recipe, rows)
+        evaluation = Evaluation(self.store, self.runtime.own_launcher(), recipe, rows)
         result = await evaluation.run(step=0, version=0, split=self._split)
         n = recipe.evaluation.rollouts_per_task
         rewards = [group.rewards() for group in evaluation.groups.complete]

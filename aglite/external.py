@@ -33,7 +33,7 @@ class External:
         """A new rollout on `task` (its public part, or a whole row with `id`): its id, bearer token and base URL."""
         supervisor = self._supervisor
         runtime, store, recipe = supervisor.runtime, supervisor.store, supervisor.recipe
-        if not hasattr(runtime, "launcher"):
+        if not runtime.ready:
             raise AgliteError("the model is still loading", "try again in a moment; GET /api/status says how far it is")
         row = (
             task

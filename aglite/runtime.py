@@ -13,7 +13,7 @@ from typing import Any
 from aglite.config import Recipe
 from aglite.engine.base import EngineStats
 from aglite.engine.worker_client import WorkerClient
-from aglite.errors import EngineError
+from aglite.errors import AgliteError, EngineError
 from aglite.gateway.app import create_model_app
 from aglite.gateway.gateway import Gateway
 from aglite.gateway.renderers import load_renderer
@@ -44,7 +44,10 @@ class Runtime:
         self.worker: WorkerClient
         self.worker_started = asyncio.Event()
         self.gateway: Gateway
-        self.launcher: Launcher
+        self.launcher: Launcher | None = None
+        """None when somebody else launches the rollouts."""
+        self.ready = False
+        """Whether agents are served."""
         self.stats = EngineStats()
         """The engine's counters, at most a second old while it samples."""
         self._listener: Listener | None = None
@@ -87,12 +90,13 @@ class Runtime:
         await self._listener.start()
         self._started.append(self._listener)
         self._started.append(self.gateway)
-        self.launcher = Launcher(
-            self.store, self.gateway, recipe, self.run_dir, base_url=lambda: self.url, reaper=self.reaper
-        )
-        self._started.append(self.launcher)
         if recipe.agent.backend != "external":
+            self.launcher = Launcher(
+                self.store, self.gateway, recipe, self.run_dir, base_url=lambda: self.url, reaper=self.reaper
+            )
+            self._started.append(self.launcher)
             await self.launcher.start()
+        self.ready = True
         self._poll = asyncio.create_task(self._poll_stats())
 
     @property
@@ -100,6 +104,15 @@ class Runtime:
         """Where agents reach the gateway."""
         assert self._listener is not None
         return self._listener.url
+
+    def own_launcher(self) -> Launcher:
+        """The launcher. Raises AgliteError when the recipe leaves launching to others."""
+        if self.launcher is None:
+            raise AgliteError(
+                f"{self.recipe.name} launches no agents itself (agent.backend: external)",
+                "use a recipe with a command of its own",
+            )
+        return self.launcher
 
     async def stop(self) -> None:
         """End the rollouts, the gateway and the model worker, in that order."""

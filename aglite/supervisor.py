@@ -107,7 +107,7 @@ class Supervisor:
 
     async def kill(self, rollout_id: str) -> None:
         """End one rollout. Raises AgliteError when it is not running."""
-        launcher = getattr(self.runtime, "launcher", None)
+        launcher = self.runtime.launcher
         if launcher is None or rollout_id not in launcher.running:
             raise AgliteError(f"rollout {rollout_id} is not running", "see `aglite rollouts --state running`")
         launcher.kill(rollout_id)

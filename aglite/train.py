@@ -95,7 +95,8 @@ class TrainSupervisor(Supervisor):
             return
         loop.groups.stopping = True
         self.runtime.gateway.gate.close()
-        await self.runtime.launcher.stop()
+        if self.runtime.launcher is not None:
+            await self.runtime.launcher.stop()
         await loop.groups.drain()
         for group in loop.groups.open.values():
             for rollout_id, outcome in group.members.items():

@@ -56,7 +56,7 @@ class Groups:
     infrastructure error, `failure` holds an error that says which, and no more are worth starting.
     """
 
-    def __init__(self, store: Store, launcher: Launcher, recipe: Recipe, *, smallest: int) -> None:
+    def __init__(self, store: Store, launcher: Launcher | None, recipe: Recipe, *, smallest: int) -> None:
         self._store = store
         self._launcher = launcher
         self._recipe = recipe
@@ -121,6 +121,7 @@ class Groups:
         self._launch(group, rollout_id, seed)
 
     def _launch(self, group: Group, rollout_id: str, seed: int | None) -> None:
+        assert self._launcher is not None, "external rollouts are launched elsewhere"
         group.members[rollout_id] = None
         outcome = self._launcher.submit(rollout_id, group.task, group.split, seed)
         follower = asyncio.create_task(self._follow(group, rollout_id, outcome))

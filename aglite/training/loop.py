@@ -158,7 +158,7 @@ class TrainingLoop:
             limit = self.recipe.groups_in_flight
             # sync: nothing of the next step starts before this one is trained
             busy = ahead if algorithm.mode == "sync" else in_flight
-            if busy >= limit or ahead >= remaining or self.recipe.agent.backend == "external":
+            if busy >= limit or ahead >= remaining or self.runtime.launcher is None:
                 return
             task = self._task(self.state.cursor)
             self.state.cursor += 1
@@ -253,6 +253,8 @@ class TrainingLoop:
     # evaluation and checkpoints
 
     async def _evaluate(self, why: str) -> None:
+        if self.runtime.launcher is None:
+            return  # nobody here can launch validation rollouts; those that others launch are recorded all the same
         await self.phases.set("evaluating", why)
         self.evaluation = Evaluation(self.store, self.runtime.launcher, self.recipe, self._val)
         run = asyncio.create_task(self.evaluation.run(step=self.state.step, version=self.state.version))
@@ -339,7 +341,8 @@ class TrainingLoop:
         """Hold everything until `resume` or `stop`: no request is served, no rollout starts."""
         runtime = self.runtime
         await self.phases.set("paused", self.paused)
-        runtime.launcher.pause()
+        if runtime.launcher is not None:
+            runtime.launcher.pause()
         runtime.gateway.gate.close()
         await runtime.worker.preempt()
         while self.paused and not self.stopping:
@@ -347,6 +350,7 @@ class TrainingLoop:
             await self._wake.wait()
         await runtime.worker.resume(self.state.version)
         runtime.gateway.gate.open()
-        runtime.launcher.resume()
+        if runtime.launcher is not None:
+            runtime.launcher.resume()
         if not self.stopping:
             await self.phases.set("rollout", "resumed")
