@@ -36,22 +36,3 @@ def describe(event: dict[str, Any]) -> str:
     if data.get("seconds"):
         parts.append(f"update {units.clock(data['seconds'])}")
     return " · ".join(parts)
-
-
-def progress(status: dict[str, Any], now: float) -> str:
-    """The state of a run in one line: `rollout 0:34 · step 3/12 · eta 8:12 · 8 running, 12 queued · reward 0.42`."""
-    parts = [f"{status['phase']} {units.clock(now - status['phase_since'])}"]
-    if status.get("steps"):
-        parts.append(f"step {status['step']}/{status['steps']}")
-    if status.get("eta_s") is not None:
-        parts.append(f"eta {units.clock(status['eta_s'])}")
-    queue = status.get("queue") or {}
-    busy = [f"{queue[state]} {state}" for state in reversed(units.UNFINISHED) if queue.get(state)]
-    if busy:
-        parts.append(", ".join(busy))
-    if status.get("reward"):
-        parts.append(f"reward {units.reward(status['reward'][-1]['mean'])}")
-    rate = (status.get("engine") or {}).get("tokens_per_s")
-    if rate:
-        parts.append(f"{rate:.0f} tok/s")
-    return " · ".join(parts)

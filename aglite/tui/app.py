@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from textual.app import App
 
-from aglite.client import ControlClient
 from aglite.errors import AgliteError
 from aglite.paths import RunDir
 from aglite.stored import StoredRun
@@ -53,11 +52,15 @@ class AgliteApp(App[str]):
     def on_unmount(self) -> None:
         self.feed.stop()
 
-    def source(self) -> ControlClient | StoredRun:
-        """What answers questions about single rollouts now."""
+    def rollout(self, rollout_id: str) -> dict[str, Any]:
+        """One rollout in full, from the supervisor while one runs, else from the database. Raises AgliteError."""
         if self.feed.client.pid is not None:
-            return self.feed.client
-        return StoredRun(self.run_dir)
+            return self.feed.client.rollout(rollout_id)
+        stored = StoredRun(self.run_dir)
+        try:
+            return stored.rollout(rollout_id)
+        finally:
+            stored.close()
 
     # news from the feed's thread
 

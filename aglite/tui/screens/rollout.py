@@ -54,7 +54,7 @@ class RolloutScreen(Screen[None]):
 
     def _fetch(self) -> None:
         try:
-            detail = units.plain_json(self.app.source().rollout(self.rollout_id))  # type: ignore[attr-defined]
+            detail = units.plain_json(self.app.rollout(self.rollout_id))  # type: ignore[attr-defined]
         except AgliteError as error:
             self.app.call_from_thread(self._problem, error)
         else:

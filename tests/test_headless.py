@@ -1,0 +1,63 @@
+from __future__ import annotations
+
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent / "helpers"))
+
+from fake_daemon import event, step_event
+
+from aglite.conversation import added_messages, message_lines
+from aglite.headless import line
+
+
+@pytest.fixture(autouse=True)
+def utc(monkeypatch: pytest.MonkeyPatch) -> Any:
+    monkeypatch.setenv("TZ", "UTC")
+    time.tzset()
+    yield
+    monkeypatch.undo()
+    time.tzset()
+
+
+def test_lines() -> None:
+    assert line(event(1, 0, "phase", "rollout")) == "14:13:20  phase       rollout"
+    assert line(step_event(2, 0, 3, 0.5)) == (
+        "14:13:20  step        step 3 · reward 0.500 ± 0.31 · 24 rollouts · 1180 tokens trained · kl 4.1e-04"
+        " · update 0:27"
+    )
+    assert line(event(3, 0, "run", "no disk\n-> free some", "error")) == (
+        "14:13:20  run         error: no disk\n                      -> free some"
+    )
+
+
+def test_single_rollouts_are_told_only_when_something_is_wrong() -> None:
+    assert line(event(1, 0, "rollout", "r-1 done")) is None
+    assert line(event(1, 0, "rollout", "r-1 lost", "warning")) == "14:13:20  rollout     warning: r-1 lost"
+
+
+def test_a_conversation_is_told_once() -> None:
+    ask, answer, again = (
+        {"role": role, "content": text} for role, text in (("user", "a"), ("assistant", "b"), ("user", "c"))
+    )
+    calls = [[ask, answer], [ask, answer, again], [again], [ask, answer, again, answer]]
+    assert added_messages(calls) == [[ask, answer], [again], [again], [answer]]
+
+
+def test_messages_with_parts_and_tool_calls() -> None:
+    message = {
+        "role": "assistant",
+        "content": [{"type": "text", "text": "one\ntwo"}, {"type": "image_url"}],
+        "tool_calls": [{"function": {"name": "bash", "arguments": '{"command": "ls"}'}}],
+    }
+    assert message_lines(message, "  ") == [
+        "  assistant: one",
+        "             two",
+        "             [image_url]",
+        '             -> bash({"command": "ls"})',
+    ]
+    assert message_lines({"role": "user", "content": None}) == ["user: "]
