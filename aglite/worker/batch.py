@@ -7,6 +7,7 @@ to [rows, longest - 1]; column j belongs to token j + 1.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -29,6 +30,11 @@ class Row:
     fresh: bytes
     advantage: float
     weight: float
+
+    def expected(self) -> list[float]:
+        """Of every token but the first: what the weights in force gave it when it was sampled, NaN if others did."""
+        pairs = zip(self.logprobs[1:], self.fresh[1:], strict=True)
+        return [logprob if fresh else math.nan for logprob, fresh in pairs]
 
 
 def read_rows(batch: dict[str, Any]) -> list[Row]:

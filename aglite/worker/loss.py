@@ -92,7 +92,8 @@ class PolicyLoss:
             self._tally.kl_ref += float(k3.detach()[mask].sum())
         self._note(log_ratio[mask], metrics, mask)
         self._tally.entropy += float(model_output["token_entropy"].values().sum())
-        self._tally.compare(log_ratio[data["fresh"].bool() & mask])
+        gaps = (data["old_log_probs"] - data["engine_log_probs"])[mask]
+        self._tally.compare(gaps[~gaps.isnan()])
         return loss, {}
 
     def _note(self, log_ratio: torch.Tensor, metrics: dict[str, Any], mask: torch.Tensor) -> None:

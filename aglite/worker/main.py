@@ -24,9 +24,6 @@ if TYPE_CHECKING:
 TRAINER_SETTINGS = ("lr", "betas", "weight_decay", "grad_clip", "kl", "tokens_per_micro_batch")
 """What the worker reads of the recipe's trainer section; the rest of it is the supervisor's."""
 
-CHECKED_TOKENS = 256
-"""Tokens of each step's batch whose log-probability is computed by the engine too, to compare it with the trainer's."""
-
 
 class Worker:
     """Serves one supervisor over one connection. All torch work happens on the thread that calls `run`."""
@@ -181,22 +178,17 @@ class Worker:
         """One training step; generations in flight are pre-empted and wait for `resume`."""
         trainer = self._ready_trainer()
         self.preempt()
-        result = trainer.train(batch, self._checked_rows(batch))
+        result = trainer.train(batch, self._shortest_row(batch))
         if result["applied"]:
             self._ready_engine().load_weights(trainer.weights())
         return result
 
-    def _checked_rows(self, batch: dict[str, Any]) -> dict[int, list[float]]:
-        """The engine's log-probabilities of the batch's shortest rows, at least one, by row number."""
+    def _shortest_row(self, batch: dict[str, Any]) -> dict[int, list[float]]:
+        """The engine's log-probabilities of the batch's shortest row, by its number: every step compares at least one
+        row with the trainer, at the price of one short prefill."""
         ids = [unpack_ids(row["ids"]) for row in batch["rows"]]
-        chosen, tokens = [], 0
-        for index in sorted(range(len(ids)), key=lambda i: len(ids[i])):
-            tokens += len(ids[index])
-            if chosen and tokens > CHECKED_TOKENS:
-                break
-            chosen.append(index)
-        values = self._ready_engine().logprobs([ids[index] for index in chosen], batch["temperature"])
-        return dict(zip(chosen, values, strict=True))
+        index = min(range(len(ids)), key=lambda i: len(ids[i]))
+        return {index: self._ready_engine().logprobs([ids[index]], batch["temperature"])[0]}
 
     def save(self, path: str, meta: dict[str, Any]) -> None:
         """Write a checkpoint folder whole, or leave nothing of it."""

@@ -92,15 +92,14 @@ class Trainer:
 
         The plan's micro-batches say which rows make up a mini-batch; how those are split is decided here, by common
         prefixes. The gradient is a sum over tokens, so the split changes nothing. `engine_logprobs` holds for some row
-        numbers what the engine gives every token but the first under the current weights; it is compared with the
-        trainer's. An update whose loss or gradient is not finite is not applied, and counted in `skipped`.
+        numbers what the engine gives every token but the first under the current weights; for trained tokens it is
+        compared with the trainer's. An update whose loss or gradient is not finite is not applied, and counted in
+        `skipped`.
         """
         started = time.monotonic()
         rows, temperature = read_rows(batch), float(batch["temperature"])
         plans = [self._plan([index for micro in mini for index in micro], rows) for mini in batch["plan"]]
         tally = Tally()
-        for index, logprobs in (engine_logprobs or {}).items():
-            tally.compare(torch.tensor(self.logprobs([rows[index].ids], temperature)[0]) - torch.tensor(logprobs))
         start = self._of_rows(self._worker, plans, rows, temperature) if len(plans) > 1 else None
         reference = self._of_rows(self._reference_worker(), plans, rows, temperature) if batch["kl"] > 0 else None
         self._worker.set_loss_fn(PolicyLoss(batch, tally))
@@ -109,7 +108,7 @@ class Trainer:
             self._worker.optimizer_zero_grad()
             loss = 0.0
             for part in plan:
-                loss += self._forward_backward(part, rows, temperature, start, reference)
+                loss += self._forward_backward(part, rows, temperature, start, reference, engine_logprobs or {})
                 done += 1
                 self._progress("train", done=done, of=micro_batches)
             updates.append((loss, self._optimizer_step(loss, float(batch["lr"]))))
@@ -141,6 +140,7 @@ class Trainer:
         temperature: float,
         start: dict[int, list[float]] | None,
         reference: dict[int, list[float]] | None,
+        engine: dict[int, list[float]],
     ) -> float:
         """Add the gradient of one micro-batch; returns its loss."""
         members = [rows[index] for index in part]
@@ -150,7 +150,7 @@ class Trainer:
             rollout_log_probs=padded([row.logprobs for row in members]),
             advantages=weights * torch.tensor([[row.advantage] for row in members], dtype=torch.float32),
             weights=weights,
-            fresh=padded([list(row.fresh) for row in members]),
+            engine_log_probs=padded([[0.0, *engine.get(index, rows[index].expected())] for index in part]),
         )
         if start is not None:
             data["old_log_probs"] = padded([[0.0, *start[index]] for index in part])

@@ -185,9 +185,12 @@ def test_fresh_tokens_and_engine_values_are_compared(make_trainer):
     result = trainer.train(batch)
     assert result["logprob_gap_mean"] == pytest.approx(0.25, abs=1e-4)
     assert result["logprob_gap_tokens"] == sum(rows[0][1])
-    here = trainer.logprobs([rows[1][0]], 0.7)[0]
-    result = trainer.train(message(rows, exact, [[list(range(8))]]), {1: here})
-    assert result["logprob_gap_max"] < 1e-5
+    engine = [
+        value + 0.5 * (at == len(rows[1][0]) - 2) for at, value in enumerate(trainer.logprobs([rows[1][0]], 0.7)[0])
+    ]
+    result = trainer.train(message(rows, exact, [[list(range(8))]]), {1: engine})
+    assert result["logprob_gap_max"] == pytest.approx(0.5, abs=1e-4)
+    assert result["logprob_gap_tokens"] == sum(rows[1][1])
 
 
 def test_a_checkpoint_resumes_bit_for_bit(make_trainer, tiny_model, tmp_path):

@@ -152,6 +152,7 @@ asyncio.run(main())
     assert not worker.is_running() or worker.status() == psutil.STATUS_ZOMBIE
 
 
+@pytest.mark.slow
 async def test_a_run_of_training(tiny_model, tmp_path):
     """Generate, train, checkpoint, die, resume: one long story, because loading verl takes seconds."""
     events = []
