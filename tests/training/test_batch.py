@@ -97,7 +97,9 @@ def test_stale_rollouts_stay_in_the_baseline_only():
     settings = recipe(max_staleness=1)
     batch = build([{"a": 1.0, "b": 0.0}], calls, settings)
     assert batch.fates == {"a": "stale", "b": "trained"}
-    assert [row["advantage"] for row in batch.message["rows"]] == pytest.approx([-0.5 / (statistics.stdev([1, 0]) + 1e-6)])
+    assert [row["advantage"] for row in batch.message["rows"]] == pytest.approx(
+        [-0.5 / (statistics.stdev([1, 0]) + 1e-6)]
+    )
     assert batch.message["rows"][0]["weight"] == pytest.approx(1 / 2)
     assert batch.metrics["rollouts_stale"] == 1
     assert build([{"a": 1.0, "b": 0.0}], calls, recipe(max_staleness=2)).fates["a"] == "trained"
