@@ -9,9 +9,6 @@ from itertools import islice
 from pathlib import Path
 
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parent / "helpers"))
-
 from fake_daemon import FakeDaemon, running
 
 from aglite.client import ControlClient, ControlError

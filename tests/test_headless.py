@@ -1,14 +1,9 @@
 from __future__ import annotations
 
-import sys
 import time
-from pathlib import Path
 from typing import Any
 
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parent / "helpers"))
-
 from fake_daemon import event, step_event
 
 from aglite.conversation import added_messages, message_lines

@@ -9,13 +9,10 @@ import sys
 from pathlib import Path
 
 import pytest
+from chat_server import ChatServer
 
 from aglite.config import load_recipe
 from aglite.tasks import load_tasks
-
-sys.path.insert(0, str(Path(__file__).parent / "helpers"))
-
-from chat_server import ChatServer
 
 ROOT = Path(__file__).resolve().parent.parent
 README = (ROOT / "README.md").read_text()

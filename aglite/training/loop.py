@@ -226,7 +226,7 @@ class TrainingLoop:
         self, step: int, groups: list[Group], batch: Batch, result: dict[str, Any], started: float
     ) -> None:
         computed = {key: value for key, value in result.items() if key not in ("applied", "trained_tokens", "tokens")}
-        metrics = {**batch.metrics, **computed, "computed_tokens": result.get("tokens", 0)}
+        metrics = {**batch.metrics, **computed}
         metrics["lr"] = self._learning_rate()
         metrics["groups_dropped"] = self.groups.dropped
         state = "applied" if result["applied"] else "skipped"

@@ -5,9 +5,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "helpers"))
-
 from cli_done import Aglite, Done
 from fake_daemon import FakeDaemon, running
 from recorded_run import recorded_run

@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
-
-from aglite.gateway.renderers import ChatRenderer, load_renderer
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "helpers"))
-
 from staging import Stage, running
 from tiny import tiny_model
+
+from aglite.gateway.renderers import ChatRenderer, load_renderer
 
 
 @pytest.fixture(scope="session")

@@ -1,14 +1,10 @@
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "helpers"))
-
 from fake_daemon import NOW, FakeDaemon, running
 from recorded_run import recorded_run
 
