@@ -29,7 +29,8 @@ class KVStore:
     def __init__(self, arch: Architecture, pages: int, device: torch.device) -> None:
         self.heads = 2 * arch.kv_heads
         self.data = torch.empty(arch.layers, pages, self.heads, PAGE, arch.head_dim, device=device)
-        self.rows = self.data.view(arch.layers, pages * self.heads * PAGE, arch.head_dim)
+        self.layers = self.data.unbind(0)
+        self.rows = [layer.view(-1, arch.head_dim) for layer in self.layers]
         self.pool = PagePool(pages, self._clear, self._copy)
 
     def _clear(self, index: int) -> None:
@@ -162,13 +163,13 @@ class StepAttention:
         """query [singles, groups, kv_heads, head_dim] -> [singles, heads * head_dim]"""
         arch, kv = self.arch, self.arch.kv_heads
         heads = arch.groups * kv
-        keys_values = self.store.data[layer, self.range]
+        keys_values = self.store.layers[layer][self.range]
         out, lse = attend_partly(
             query.index_select(0, self.owner).transpose(1, 2), keys_values[:, :kv], keys_values[:, kv:], self.mask
         )
         out, lse = out.view(-1, heads, arch.head_dim), lse.view(-1, heads)
         if self.shared is not None:
-            keys_values = self.store.data[layer].index_select(0, self.shared)
+            keys_values = self.store.layers[layer].index_select(0, self.shared)
             asking = query.index_select(0, self.shared_readers).view(len(self.shared), -1, kv, arch.head_dim)
             more, more_lse = attend_partly(asking.transpose(1, 2), keys_values[:, :kv], keys_values[:, kv:], None)
             out = torch.cat((out, more.view(-1, heads, arch.head_dim)))
@@ -204,7 +205,7 @@ class StepAttention:
         if chunk.pages is None:
             key_value = key_value.transpose(0, 1)
         else:
-            gathered = self.store.data[layer].index_select(0, chunk.pages)
+            gathered = self.store.layers[layer].index_select(0, chunk.pages)
             key_value = gathered.transpose(0, 1).flatten(1, 2)[:, : chunk.mask.shape[1]]
         return attend_causally(query, key_value[:kv], key_value[kv:], chunk.mask)
 

@@ -20,7 +20,7 @@ def can_pack(device: torch.device) -> bool:
 
 
 class Linear:
-    """y = x W^T + b for x [rows, in], W [out, in], with the elementwise step that follows it in a transformer.
+    """y = x W^T + b for x [rows, in], W [out, in], or with the residual stream added.
 
     Packed weights are opaque to torch; `set` replaces them. Plain weights are refreshed in place.
     """
@@ -33,32 +33,20 @@ class Linear:
         self.bias: torch.Tensor | None = None
 
     def set(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> None:
-        """Take new values; `weight` must be a float tensor that the caller gives up."""
+        """Copy new values."""
         if self.packed:
             self.weight = None  # free the old copy before the new one is made
             self.weight = torch.ops.mkldnn._reorder_linear_weight(weight.contiguous(), _PACK_ROWS)
         elif self.weight is not None and self.weight.shape == weight.shape:
             self.weight.copy_(weight)
         else:
-            self.weight = weight.contiguous()
-        self.bias = bias
+            self.weight = weight.clone(memory_format=torch.contiguous_format)
+        self.bias = None if bias is None else bias.clone().flatten()
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         if self.packed:
             return torch.ops.mkldnn._linear_pointwise(x, self.weight, self.bias, "none", [], "")
         return F.linear(x, self.weight, self.bias)
-
-    def silu(self, x: torch.Tensor) -> torch.Tensor:
-        """silu(y)"""
-        if self.packed:
-            return torch.ops.mkldnn._linear_pointwise(x, self.weight, self.bias, "swish", [], "")
-        return F.silu(F.linear(x, self.weight, self.bias), inplace=True)
-
-    def times(self, x: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
-        """y * other, for other [rows, out]"""
-        if self.packed:
-            return torch.ops.mkldnn._linear_pointwise.binary(x, other, self.weight, self.bias, "mul")
-        return F.linear(x, self.weight, self.bias).mul_(other)
 
     def plus(self, x: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
         """y + other, for other [rows, out]"""

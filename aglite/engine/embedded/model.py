@@ -6,6 +6,7 @@ import math
 from typing import Protocol
 
 import torch
+import torch.nn.functional as F
 
 from aglite.engine.embedded.architecture import Architecture
 from aglite.engine.embedded.linear import Linear, can_pack
@@ -21,10 +22,10 @@ class Attention(Protocol):
 
 
 class Layer:
-    __slots__ = ("down", "gate", "out", "qk_scale", "qkv", "up")
+    __slots__ = ("down", "gate_up", "out", "qk_scale", "qkv")
 
     def __init__(self, packed: bool) -> None:
-        self.qkv, self.out, self.gate, self.up, self.down = (Linear(packed) for _ in range(5))
+        self.qkv, self.out, self.gate_up, self.down = (Linear(packed) for _ in range(4))
         self.qk_scale: torch.Tensor | None = None  # [heads + kv_heads, head_dim] of Qwen3's query and key norms
 
 
@@ -57,19 +58,21 @@ class Model:
         if doubled:
             x = x.expand(2, -1).contiguous()
         for number, layer in enumerate(self.layers):
-            qkv = layer.qkv(self._normalise(x))[:rows].unflatten(1, (rotated + arch.kv_heads, arch.head_dim))
+            qkv = layer.qkv(self._normalise(x)).view(-1, rotated + arch.kv_heads, arch.head_dim)
+            if doubled:
+                qkv = qkv[:1]
             turning = qkv[:, :rotated]
             if layer.qk_scale is not None:
                 norm = torch.linalg.vector_norm(turning, dim=-1, keepdim=True)
                 turning.div_(torch.hypot(norm, self._head_norm_floor)).mul_(layer.qk_scale)
-            torch.view_as_complex(turning.unflatten(2, (-1, 2))).mul_(rotations)
-            query = qkv[:, : arch.heads].unflatten(1, (arch.groups, arch.kv_heads))
+            torch.view_as_complex(turning.view(rows, rotated, -1, 2)).mul_(rotations)
+            query = qkv[:, : arch.heads].view(rows, arch.groups, arch.kv_heads, arch.head_dim)
             mixed = attend(number, query, qkv[:, arch.heads :])
             if doubled:
                 mixed = torch.cat((mixed, mixed))
             x = layer.out.plus(mixed, x)
-            y = self._normalise(x)
-            x = layer.down.plus(layer.up.times(y, layer.gate.silu(y)), x)
+            gate, up = layer.gate_up(self._normalise(x)).chunk(2, 1)
+            x = layer.down.plus(F.silu(gate, inplace=True) * up, x)
         return self._normalise(x)[:rows]
 
     def logits(self, hidden: torch.Tensor, inverse_temperature: torch.Tensor | None = None) -> torch.Tensor:

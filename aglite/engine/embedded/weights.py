@@ -132,9 +132,10 @@ class Loader:
         out = part["self_attn.o_proj.weight"].view(arch.hidden, arch.kv_heads, arch.groups, arch.head_dim)
         layer.out.set(out.transpose(1, 2).flatten(1), part.get("self_attn.o_proj.bias"))
         after = self._norm(part["post_attention_layernorm.weight"])
-        layer.gate.set(part["mlp.gate_proj.weight"] * after, part.get("mlp.gate_proj.bias"))
-        layer.up.set(part["mlp.up_proj.weight"] * after, part.get("mlp.up_proj.bias"))
-        layer.down.set(part["mlp.down_proj.weight"].clone(), part.get("mlp.down_proj.bias"))
+        fused = torch.cat((part["mlp.gate_proj.weight"], part["mlp.up_proj.weight"])).mul_(after)
+        bias = torch.cat((part["mlp.gate_proj.bias"], part["mlp.up_proj.bias"])) if arch.mlp_bias else None
+        layer.gate_up.set(fused, bias)
+        layer.down.set(part["mlp.down_proj.weight"], part.get("mlp.down_proj.bias"))
 
     def _pairs(self, rows: torch.Tensor, heads: int) -> torch.Tensor:
         """Rows [heads * head_dim, ...] with row i and i + head_dim/2 of each head made neighbours."""
