@@ -9,11 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 import psutil
 
+from aglite.history import history
+
 if TYPE_CHECKING:
     from aglite.supervisor import Supervisor
-
-QUEUE_STATES = ("queued", "starting", "running", "grading", "done", "failed", "error", "cancelled")
-LOG_EVENTS = 50
 
 
 def status(supervisor: Supervisor) -> dict[str, Any]:
@@ -25,12 +24,6 @@ def status(supervisor: Supervisor) -> dict[str, Any]:
     engine |= {name: getattr(runtime.stats, name) for name in runtime.stats.__slots__}
     if phases.current not in ("rollout", "evaluating"):
         engine["tokens_per_s"] = 0.0
-    counts = store.counts_by_state()
-    steps = [row for row in store.steps() if row["state"] != "rolled_back"]
-    checkpoints = [row for row in store.checkpoints() if row["state"] == "kept"]
-    evaluations = [row for row in store.evaluations() if row["state"] == "done"]
-    latest = checkpoints[-1] if checkpoints else None
-    last_event = store.last_event_id()
     return {
         "run": recipe.name,
         "recipe": recipe.name,
@@ -45,7 +38,7 @@ def status(supervisor: Supervisor) -> dict[str, Any]:
         "message": supervisor.message(),
         "policy_version": loop.state.version if loop else 0,
         "step": loop.state.step if loop else 0,
-        "steps": recipe.trainer.steps,
+        "steps": recipe.trainer.steps if supervisor.trains else 0,
         "eta_s": loop.eta_s() if loop else None,
         "last_update_s": phases.last_update_s,
         "max_hold_s": recipe.gateway.max_hold_s,
@@ -53,28 +46,13 @@ def status(supervisor: Supervisor) -> dict[str, Any]:
             "state": "closed" if gateway is not None and gateway.gate.closed else "open",
             "held": gateway.gate.held if gateway is not None else 0,
         },
-        "queue": {state: counts.get(state, 0) for state in QUEUE_STATES},
         "groups": {"open": len(loop.groups.open), "complete": len(loop.groups.complete)} if loop else {},
         "engine": engine,
         "training": runtime.progress,
-        "reward": [
-            {"step": row["step"], "mean": row["metrics"]["reward_mean"], "std": row["metrics"]["reward_std"]}
-            for row in steps
-        ],
-        "val": [
-            {"step": row["step"], **{key: row["result"][key] for key in ("mean", "stderr", "n")}} for row in evaluations
-        ],
-        "entropy": _series(steps, "entropy"),
-        "kl": _series(steps, "kl_rollout"),
-        "checkpoint": {"step": latest["step"], "at": latest["created_at"]} if latest else None,
         "gpu": gpus(),
         "host": host(run_dir.path, run_dir.db),
-        "log": store.events(after=max(0, last_event - LOG_EVENTS), limit=LOG_EVENTS),
+        **history(store),
     }
-
-
-def _series(steps: list[dict[str, Any]], key: str) -> list[dict[str, Any]]:
-    return [{"step": row["step"], "value": row["metrics"][key]} for row in steps if key in row["metrics"]]
 
 
 def host(folder: Any, db: Any) -> dict[str, Any]:

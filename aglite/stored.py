@@ -5,12 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+from aglite.history import history, live_steps
 from aglite.paths import RunDir
 from aglite.show import rollout_detail
 from aglite.store import Store
-from aglite.units import QUEUE
-
-LOG_EVENTS = 50
 
 
 class StoredRun:
@@ -30,16 +28,10 @@ class StoredRun:
         store = self.store
         manifest = store.meta("manifest") or {}
         recipe = manifest.get("recipe") or {}
-        steps = [row for row in store.steps() if row["state"] != "rolled_back"]
-        evaluations = [row for row in store.evaluations() if row["state"] == "done"]
-        checkpoints = sorted(
-            (row for row in store.checkpoints() if row["state"] == "kept"), key=lambda row: row["created_at"]
-        )
+        steps = live_steps(store)
         phases = store.phases(limit=1)
         ended = phases[-1] if phases else None
         clean = ended is None or ended["phase"] == "stopped"
-        last_event = store.last_event_id()
-        counts = store.counts_by_state()
         return {
             "run": recipe.get("name", self.run_dir.path.name),
             "recipe": recipe.get("name", self.run_dir.path.name),
@@ -55,22 +47,10 @@ class StoredRun:
             "steps": (recipe.get("trainer") or {}).get("steps", 0),
             "eta_s": None,
             "gate": None,
-            "queue": {state: counts.get(state, 0) for state in QUEUE},
             "engine": None,
-            "reward": [
-                {"step": row["step"], "mean": row["metrics"]["reward_mean"], "std": row["metrics"]["reward_std"]}
-                for row in steps
-            ],
-            "val": [
-                {"step": row["step"], **{key: row["result"][key] for key in ("mean", "stderr", "n")}}
-                for row in evaluations
-            ],
-            "checkpoint": (
-                {"step": checkpoints[-1]["step"], "at": checkpoints[-1]["created_at"]} if checkpoints else None
-            ),
             "gpu": [],
             "host": {"db_bytes": self._database_size()},
-            "log": store.events(after=max(0, last_event - LOG_EVENTS), limit=LOG_EVENTS),
+            **history(store),
         }
 
     def _database_size(self) -> int:

@@ -37,6 +37,8 @@ class Supervisor:
     process is left behind and the store is consistent.
     """
 
+    trains = False
+
     def __init__(self, recipe: Recipe, run_dir: RunDir, on_line: Callable[[str], None]) -> None:
         self.recipe = recipe
         self.run_dir = run_dir

@@ -52,6 +52,8 @@ def _set_aside(run_dir: RunDir) -> Path:
 class TrainSupervisor(Supervisor):
     """Trains a recipe from its beginning or from the last checkpoint of its run directory."""
 
+    trains = True
+
     async def work(self) -> int:
         self._check_same_run()
         train_rows = await asyncio.to_thread(load_tasks, self.recipe.tasks.train, self.recipe.folder, "train")
