@@ -9,7 +9,6 @@ import itertools
 import os
 import shutil
 import signal
-import sys
 import tempfile
 from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
@@ -18,8 +17,6 @@ from typing import Any
 from aglite.engine.base import Chunk, EngineInfo, EngineStats, SamplingParams
 from aglite.errors import AgliteError, EngineError
 from aglite.worker.io import FrameReader, encode, pack_ids, unpack_floats, unpack_ids
-
-WORKER_COMMAND = [sys.executable, "-u", "-m", "aglite.worker"]
 
 LOG_LINES = 20
 """Lines of the child's log that an error carries."""
