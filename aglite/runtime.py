@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import shlex
 import sys
@@ -73,7 +74,7 @@ class Runtime:
         assert self.worker.pid is not None
         self.reaper.add(self.worker.pid)
         engine = recipe.engine.model_dump()
-        engine["context_length"] = engine["context_length"] or CPU_CONTEXT
+        engine["context_length"] = engine["context_length"] or min(CPU_CONTEXT, _positions(model_dir))
         settings = {**recipe.trainer.model_dump(), "kl": recipe.algorithm.kl} if trainer else None
         await self.worker.init(model=str(model_dir), engine=engine, trainer=settings, seed=recipe.seed)
         self.loading = ""
@@ -145,6 +146,12 @@ class Runtime:
             except EngineError:
                 return  # the worker is gone; whoever watches it says so
             await asyncio.sleep(1.0)
+
+
+def _positions(model_dir: Path) -> int:
+    """How many tokens the model was made for."""
+    config = json.loads((model_dir / "config.json").read_text())
+    return config.get("max_position_embeddings") or CPU_CONTEXT
 
 
 def worker_command() -> list[str]:

@@ -100,7 +100,7 @@ def build_batch(
     skipped = 0
     for members in mini_batches:
         first = len(rows)
-        skipped += _weigh([rollouts[i] for i in members], members, rows, recipe)
+        skipped += _weigh([rollouts[i] for i in members], members, rows, recipe, version)
         lengths = [len(row["ids"]) // 4 for row in rows[first:]]
         micro = plan_micro_batches(lengths, recipe.trainer.tokens_per_micro_batch, allow_longer=True) if lengths else []
         plan.append([[first + i for i in batch] for batch in micro])
@@ -141,11 +141,14 @@ def _reward(member: GradedRollout) -> float:
     return member.reward
 
 
-def _weigh(rollouts: list[TrainedRollout], numbers: list[int], rows: list[dict[str, Any]], recipe: Recipe) -> int:
+def _weigh(
+    rollouts: list[TrainedRollout], numbers: list[int], rows: list[dict[str, Any]], recipe: Recipe, version: int
+) -> int:
     """Weigh one mini-batch and append the rows that carry a gradient; returns how many carry none.
 
     A row whose advantage is 0 adds exactly 0 to the policy loss and its gradient, so it is counted in every
-    denominator but not computed, unless a KL term gives it a gradient of its own.
+    denominator but not computed, unless a KL term gives it a gradient of its own. `fresh` marks the trained tokens
+    that the weights now in force sampled: there, engine and trainer must agree on the log-probability.
     """
     counts = [[sample.trained_tokens for sample in rollout.samples] for rollout in rollouts]
     weights = token_weights(recipe.normalize, counts, constant=recipe.agent.limits.sampled_tokens)
@@ -160,6 +163,7 @@ def _weigh(rollouts: list[TrainedRollout], numbers: list[int], rows: list[dict[s
                 {
                     "ids": array("i", sample.input_ids).tobytes(),
                     "mask": bytes(sample.loss_mask),
+                    "fresh": bytes(v == version for v in sample.versions),
                     "logprobs": array("f", sample.logprobs).tobytes(),
                     "advantage": rollout.advantage,
                     "weight": weight,

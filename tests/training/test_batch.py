@@ -97,6 +97,7 @@ def test_stale_rollouts_stay_in_the_baseline_only():
     settings = recipe(max_staleness=1)
     batch = build([{"a": 1.0, "b": 0.0}], calls, settings)
     assert batch.fates == {"a": "stale", "b": "trained"}
+    assert list(batch.message["rows"][0]["fresh"]) == [0, 1, 1]
     assert [row["advantage"] for row in batch.message["rows"]] == pytest.approx(
         [-0.5 / (statistics.stdev([1, 0]) + 1e-6)]
     )
