@@ -183,7 +183,7 @@ def main() -> None:
     import torch
 
     torch.set_num_threads(options.threads)
-    rounds, prompt, tokens = (3, 64, 16) if options.quick else (5, 128, 64)
+    rounds, prompt, tokens = (3, 64, 32) if options.quick else (5, 128, 64)
     bound = matrix_products(options.model)
     engine = AgliteSide(options.model, options.threads)
     sides = [engine, TransformersSide(options.model, options.threads)]

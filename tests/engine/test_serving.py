@@ -239,4 +239,4 @@ def test_stats_count_tokens(llama):
     stats = engine.stats()
     assert (stats.running, stats.waiting, stats.sampled_tokens) == (1, 0, 3)
     assert (stats.kv_tokens, stats.kv_capacity) == (72, 4096)
-    assert stats.tokens_per_s > 0
+    assert 0 < stats.tokens_per_s < 10_000

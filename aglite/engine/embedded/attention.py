@@ -45,7 +45,7 @@ class KVStore:
         Costs one copy of the pages that move (about as much as computing half a token each), and is seldom needed.
         """
         wanted = {page.index for page in pages}
-        if max(wanted) - min(wanted) + 1 <= 1.5 * len(wanted) + 8:
+        if max(wanted) - min(wanted) + 1 <= 1.5 * len(wanted) + 2:
             return
         moving = [page for page in pages if page.index >= len(wanted)]
         for index in range(len(wanted)):

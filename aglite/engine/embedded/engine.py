@@ -59,7 +59,7 @@ class EmbeddedEngine:
         self._preempted = False
         self._version = 0
         self._sampled = 0
-        self._recent: deque[tuple[float, int]] = deque()
+        self._recent: deque[tuple[float, int]] = deque()  # of recent steps: when they began, tokens they sampled
         self.info = EngineInfo(
             kind="embedded",
             model=str(model_dir),
@@ -126,6 +126,7 @@ class EmbeddedEngine:
         """
         if self._preempted:
             return []
+        started = time.monotonic()
         chunks, self._ended = self._ended, []
         work = self._scheduler.schedule()
         if not work:
@@ -137,7 +138,7 @@ class EmbeddedEngine:
             self._scheduler.computed(w)
         for w, token, logprob in zip(sampling, tokens, logprobs, strict=True):
             chunks.append((w.sequence.id, self._append(w.sequence, token, logprob)))
-        self._count(len(sampling))
+        self._count(started, len(sampling))
         return chunks
 
     def preempt(self) -> None:
@@ -235,11 +236,10 @@ class EmbeddedEngine:
             out += (chosen - torch.logsumexp(logits, -1)).tolist()
         return out
 
-    def _count(self, tokens: int) -> None:
-        now = time.monotonic()
+    def _count(self, started: float, tokens: int) -> None:
         self._sampled += tokens
-        self._recent.append((now, tokens))
-        self._forget_before(now - _RATE_WINDOW_S)
+        self._recent.append((started, tokens))
+        self._forget_before(started - _RATE_WINDOW_S)
 
     def _forget_before(self, moment: float) -> None:
         while self._recent and self._recent[0][0] < moment:

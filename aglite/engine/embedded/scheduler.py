@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from aglite.engine.base import SamplingParams
-from aglite.engine.embedded.kv import PAGE, Page, PagePool, common_prefix
+from aglite.engine.embedded.kv import PAGE, Page, PagePool
 
 # A sequence waits for another to compute a prefix that both have if that saves at least this many tokens.
 _WORTH_WAITING = 16
@@ -131,8 +131,8 @@ class Scheduler:
             if (
                 other.pending > 1
                 and worth < len(sequence.tokens)
-                and other.tokens[:worth] == sequence.tokens[:worth]
-                and min(common_prefix(other.tokens, sequence.tokens), len(sequence.tokens) - 1) >= worth
+                and other.tokens[known:worth] == sequence.tokens[known:worth]
+                and other.tokens[:known] == sequence.tokens[:known]
             ):
                 return True
         return False
