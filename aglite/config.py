@@ -14,14 +14,17 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from aglite.errors import RecipeError
+from aglite.recipe_file import read_mapping
 
 Positive = Annotated[int, Field(ge=1)]
 NonNegative = Annotated[int, Field(ge=0)]
 Seconds = Annotated[float, Field(gt=0)]
+Port = Annotated[int, Field(ge=0, le=65535)]
+Seed = Annotated[int, Field(ge=0, lt=2**32)]
 
 
 class Section(BaseModel):
-    model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True)
+    model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False)
 
 
 class Tasks(Section):
@@ -86,7 +89,7 @@ class ValSampling(Section):
     top_k: NonNegative = 0
     """0: off."""
     min_p: Annotated[float, Field(ge=0, le=1)] = 0.0
-    seed: int | None = 0
+    seed: Seed | None = 0
     """Makes each validation rollout draw the same random numbers in every evaluation; null: fresh ones."""
 
 
@@ -176,9 +179,9 @@ class GatewaySettings(Section):
     max_hold_s: Seconds = 240
     """Longest hold of a request during an update; past it the agent gets 503 and Retry-After."""
     host: str = "127.0.0.1"
-    port: NonNegative = 0
+    port: Port = 0
     """Port of the model routes; 0: a free one."""
-    control_port: NonNegative = 0
+    control_port: Port = 0
     """Port of the control API on loopback; 0: a free one."""
 
 
@@ -193,7 +196,7 @@ class Recipe(Section):
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")]
     model: str
     """A built-in name, a folder, or a Hugging Face id."""
-    seed: int = 0
+    seed: Seed = 0
     """Seeds the task order, the sampling and the trainer."""
     tasks: Tasks
     agent: Agent
@@ -295,12 +298,7 @@ def find_recipe(path: str | Path) -> Path:
 def load_recipe(path: str | Path, overrides: list[str] | tuple[str, ...] = ()) -> Recipe:
     """Read a recipe and apply `key.path=value` overrides (values are YAML). Raises RecipeError."""
     file = find_recipe(path)
-    try:
-        data = yaml.safe_load(file.read_text())
-    except yaml.YAMLError as error:
-        raise RecipeError(f"{file} is not valid YAML: {error}", "correct the line it names") from None
-    if not isinstance(data, dict):
-        raise RecipeError(f"{file} holds no mapping", "start from `aglite init` or recipes/instruct/recipe.yaml")
+    data = read_mapping(file)
     for override in overrides:
         _apply(data, override)
     return parse_recipe(data, file)

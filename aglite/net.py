@@ -30,7 +30,8 @@ def bind(host: str, port: int, what: str, setting: str) -> socket.socket:
                 f"stop it, or choose another port with --set {setting}=0 (0 takes a free one)",
             ) from None
         raise AgliteError(
-            f"{what}: cannot listen on {host} port {port}: {error.strerror}", f"change {setting}"
+            f"{what}: cannot listen on {host} port {port}: {error.strerror}",
+            f"change {setting}, or the address (gateway.host)",
         ) from None
     sock.setblocking(False)
     return sock

@@ -49,6 +49,10 @@ def test_the_resolved_recipe_reads_back_the_same(folder):
 @pytest.mark.parametrize(
     "changes, said",
     [
+        ({"trainer": {"lr": float("inf")}}, "trainer.lr: Input should be a finite number"),
+        ({"agent": {"command": ["x"], "limits": {"wall_s": float("inf")}}}, "agent.limits.wall_s"),
+        ({"gateway": {"port": 99999}}, "gateway.port: Input should be less than or equal to 65535"),
+        ({"seed": 10**30}, "seed: Input should be less than 4294967296"),
         ({"algoritm": {}}, "algoritm: unknown key (value {}); did you mean algorithm?"),
         (
             {"trainer": {"learning_rate": 1e-5}},
