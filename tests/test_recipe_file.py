@@ -26,7 +26,7 @@ def read(folder: Path, data: bytes):
     ],
 )
 def test_what_yaml_lets_pass_is_refused(tmp_path, data, said):
-    with pytest.raises(RecipeError, match="recipe.yaml") as caught:
+    with pytest.raises(RecipeError, match=r"recipe\.yaml") as caught:
         read(tmp_path, data)
     assert said in caught.value.message and caught.value.mend
 
