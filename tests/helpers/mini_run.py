@@ -79,19 +79,17 @@ class MiniRun:
             "evaluation": {"tasks": 2, "every": 0},
         }
         for key, value in recipe.items():
-            self.recipe[key] = {**self.recipe[key], **value} if isinstance(value, dict) else value
+            self.recipe[key] = {**self.recipe.get(key, {}), **value} if isinstance(value, dict) else value
         (recipe_folder / "recipe.yaml").write_text(yaml.safe_dump(self.recipe))
         (folder / "script.json").write_text(json.dumps(SCRIPT | (script or {})))
         self.process: subprocess.Popen[str] | None = None
+        self.worker: dict[str, str] = {}
+        """Environment that starts another worker than the scripted one."""
 
     @property
     def environment(self) -> dict[str, str]:
-        return {
-            **os.environ,
-            "AGLITE_WORKER": "aglite.engine.scripted",
-            "AGLITE_SCRIPT": str(self.folder / "script.json"),
-            "PYTHONUNBUFFERED": "1",
-        }
+        scripted = {"AGLITE_WORKER": "aglite.engine.scripted", "AGLITE_SCRIPT": str(self.folder / "script.json")}
+        return {**os.environ, "PYTHONUNBUFFERED": "1", **(self.worker or scripted)}
 
     def command(self, *arguments: str) -> list[str]:
         return [sys.executable, "-m", "aglite", *arguments]
