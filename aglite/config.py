@@ -86,9 +86,11 @@ class ValSampling(Section):
     temperature: Annotated[float, Field(ge=0)] = 0.0
     """Temperature of validation rollouts; 0 is greedy."""
     top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
+    """Sample from the fewest tokens that have this much of the probability; 1: off."""
     top_k: NonNegative = 0
-    """0: off."""
+    """Sample from this many most probable tokens; 0: off."""
     min_p: Annotated[float, Field(ge=0, le=1)] = 0.0
+    """Leave out tokens less probable than this share of the most probable one; 0: off."""
     seed: Seed | None = 0
     """Makes each validation rollout draw the same random numbers in every evaluation; null: fresh ones."""
 
@@ -129,11 +131,15 @@ class Algorithm(Section):
 
 class Trainer(Section):
     steps: Positive = 10
+    """Training steps of the run."""
     lr: Annotated[float, Field(gt=0)] = 1e-5
+    """Learning rate of AdamW."""
     warmup_steps: NonNegative = 0
     """Steps over which the learning rate rises linearly from 0."""
     weight_decay: Annotated[float, Field(ge=0)] = 0.0
+    """Weight decay of AdamW."""
     betas: tuple[float, float] = (0.9, 0.999)
+    """Decay of AdamW's running means of the gradient and of its square."""
     grad_clip: Annotated[float, Field(gt=0)] = 1.0
     """The gradient's norm is cut to this."""
     tokens_per_micro_batch: Positive = 1024
@@ -152,6 +158,7 @@ class Evaluation(Section):
     tasks: Positive = 64
     """Validation tasks an evaluation takes, always the same ones."""
     rollouts_per_task: Positive = 1
+    """Rollouts of each of these tasks; a task counts with their mean."""
     before: bool = True
     """Evaluate the untrained model first."""
 
@@ -179,6 +186,7 @@ class GatewaySettings(Section):
     max_hold_s: Seconds = 240
     """Longest hold of a request during an update; past it the agent gets 503 and Retry-After."""
     host: str = "127.0.0.1"
+    """Address that the model routes listen on."""
     port: Port = 0
     """Port of the model routes; 0: a free one."""
     control_port: Port = 0
@@ -194,6 +202,7 @@ class Recipe(Section):
     """Everything about a run. See the fields of each section."""
 
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")]
+    """Letters, digits, `.`, `_` and `-`; the run is kept in `runs/<name>`."""
     model: str
     """A built-in name, a folder, or a Hugging Face id."""
     seed: Seed = 0
