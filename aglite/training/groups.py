@@ -99,7 +99,8 @@ class Groups:
         for member in self._store.group_rollouts(group.id):
             if member["fate"] == "rolled_back":
                 continue
-            if member["state"] in ("done", "failed"):
+            killed = member["state"] == "cancelled" and member["cause"].startswith("killed")
+            if member["state"] in ("done", "failed", "error") or killed:
                 group.members[member["id"]] = Outcome(
                     state=member["state"],
                     cause=member["cause"],
@@ -108,9 +109,11 @@ class Groups:
                     flags=member["flags"],
                     attempt=member["attempt"],
                 )
-            elif member["state"] != "error":
+            else:
                 self._launch(group, member["id"], None)
-        for _ in range(group.size + group.refills - len(group.members)):
+        errors = sum(outcome is not None and outcome.state == "error" for outcome in group.members.values())
+        wanted = group.size + min(errors, self._recipe.algorithm.max_refills)
+        for _ in range(wanted - len(group.members)):
             await self._add_member(group, None)
         await self._settle(group)
         return group
