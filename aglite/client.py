@@ -59,7 +59,7 @@ class ControlClient:
         return self._get("/api/steps")
 
     def post(self, action: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
-        """`pause`, `resume`, `stop`, `checkpoint`, `evaluate`, `rollouts/ID/kill`, `rollouts/ID/retry`."""
+        """`pause`, `resume`, `stop`, `checkpoint`, `evaluate`, `rollouts/ID/kill`."""
         return self._json("POST", f"/api/{action}", body or {})
 
     def events(self, after: int = 0) -> Iterator[dict[str, Any]]:

@@ -6,20 +6,25 @@ import asyncio
 import hmac
 import json
 from collections.abc import AsyncIterator
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from fastapi import Depends, FastAPI, HTTPException, Request
+from fastapi import Depends, FastAPI, Header, HTTPException, Query, Request
+from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, PlainTextResponse, StreamingResponse
-from pydantic import BaseModel
+from pydantic import BaseModel, FiniteFloat
 
-from aglite.errors import AgliteError
+from aglite.errors import AgliteError, StoreError
 from aglite.status import status
 
 if TYPE_CHECKING:
     from aglite.supervisor import Supervisor
 
+State = Literal["queued", "starting", "running", "grading", "done", "failed", "error", "cancelled"]
 EVENT_POLL_S = 0.25
 KEEP_ALIVE_S = 15.0
+
+Cursor = Annotated[int, Query(ge=0, lt=2**63)]  # what SQLite takes for a number
+Limit = Annotated[int, Query(ge=1, lt=2**31)]
 
 
 class NewRollout(BaseModel):
@@ -34,7 +39,7 @@ class FinishedRollout(BaseModel):
     """How it ended: a reward, or an infrastructure error."""
 
     reward: float | None = None
-    breakdown: dict[str, float] = {}
+    breakdown: dict[str, FiniteFloat] = {}
     error: str | None = None
 
 
@@ -44,7 +49,8 @@ class StopRequest(BaseModel):
 
 def create_control_app(supervisor: Supervisor, token: str) -> FastAPI:
     """The control API of one supervisor. Every /api route and /metrics want `token` as Bearer."""
-    app = FastAPI(title="aglite control API", version="1")
+    # no page of documentation: FastAPI's would load its scripts from the internet
+    app = FastAPI(title="aglite control API", version="1", docs_url=None, redoc_url=None)
 
     def admin(request: Request) -> None:
         given = request.headers.get("authorization", "").removeprefix("Bearer ")
@@ -58,6 +64,10 @@ def create_control_app(supervisor: Supervisor, token: str) -> FastAPI:
     async def refused(_: Request, error: AgliteError) -> JSONResponse:
         return JSONResponse({"detail": error.message, "mend": error.mend}, status_code=409)
 
+    @app.exception_handler(RequestValidationError)
+    async def malformed(_: Request, error: RequestValidationError) -> JSONResponse:
+        return JSONResponse(explain(error), status_code=422)
+
     @app.get("/healthz")
     async def healthz() -> dict[str, str]:
         return {"status": "ok"}
@@ -68,7 +78,10 @@ def create_control_app(supervisor: Supervisor, token: str) -> FastAPI:
 
     @app.get("/api/rollouts", dependencies=guard)
     async def rollouts(
-        state: str | None = None, step: int | None = None, limit: int = 200, after: str | None = None
+        state: State | None = None,
+        step: Cursor | None = None,
+        limit: Limit = 200,
+        after: str | None = None,
     ) -> list[dict[str, Any]]:
         return store.rollouts(state=state, step=step, limit=limit, after=after)
 
@@ -76,15 +89,20 @@ def create_control_app(supervisor: Supervisor, token: str) -> FastAPI:
     async def rollout(rollout_id: str) -> dict[str, Any]:
         from aglite.show import rollout_detail
 
-        return rollout_detail(store, supervisor.run_dir, rollout_id)
+        try:
+            return rollout_detail(store, supervisor.run_dir, rollout_id)
+        except StoreError as error:
+            raise HTTPException(404, error.message) from None
 
     @app.get("/api/steps", dependencies=guard)
     async def steps() -> list[dict[str, Any]]:
         return store.steps()
 
     @app.get("/api/events", dependencies=guard)
-    async def events(request: Request, after: int = 0) -> StreamingResponse:
-        cursor = int(request.headers.get("last-event-id") or after)
+    async def events(
+        after: Cursor = 0, last_event_id: Annotated[int | None, Header(ge=0, lt=2**63)] = None
+    ) -> StreamingResponse:
+        cursor = after if last_event_id is None else last_event_id
         return StreamingResponse(_events(supervisor, cursor), media_type="text/event-stream")
 
     @app.post("/api/pause", dependencies=guard)
@@ -125,6 +143,16 @@ def create_control_app(supervisor: Supervisor, token: str) -> FastAPI:
         return PlainTextResponse(prometheus(status(supervisor)), media_type="text/plain; version=0.0.4")
 
     return app
+
+
+def explain(error: RequestValidationError) -> dict[str, str]:
+    """What of a request cannot be understood, in the form of every other error: `{"detail", "mend"}`."""
+    problems = []
+    for problem in error.errors():
+        where = ".".join(str(part) for part in problem["loc"] if part not in ("query", "path", "header", "body"))
+        problems.append(f"{where or 'the body'}: {problem['msg']}")
+    mend = "send JSON (Content-Type: application/json); docs/control-api.md says which"
+    return {"detail": "; ".join(problems), "mend": mend}
 
 
 async def _events(supervisor: Supervisor, cursor: int) -> AsyncIterator[str]:

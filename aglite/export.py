@@ -37,6 +37,8 @@ def export(run_dir: RunDir, what: str, form: str, out: Path) -> int:
         with _target(out) as file:
             rows = READERS[what](store)
             return _write_parquet(rows, schema, file) if schema is not None else _write_lines(rows, file)
+    except BrokenPipeError:
+        raise  # whoever reads standard output has seen enough
     except OSError as error:
         raise AgliteError(f"{out} could not be written: {error.strerror or error}", "choose another --out") from error
     finally:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
 import secrets
 import time
@@ -10,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from aglite.errors import AgliteError
 from aglite.paths import new_id
 from aglite.rollouts.launcher import Outcome
+from aglite.tasks import FORM, problem_of
 from aglite.training.groups import Group
 
 if TYPE_CHECKING:
@@ -24,6 +26,8 @@ class External:
         self._supervisor = supervisor
         self._running: dict[str, Group] = {}
         self._groups: dict[str, Group] = {}
+        self._opening = asyncio.Lock()
+        self._stopped_with_runtime = False
 
     @property
     def _trains(self) -> bool:
@@ -40,17 +44,16 @@ class External:
             if "public" in task
             else {"id": str(task.get("id", f"external-{secrets.token_hex(4)}")), "public": task}
         )
+        if problem := problem_of(row):
+            raise AgliteError(f"task: {problem}", FORM)
         row.setdefault("hidden", {})
-        name = group_name or new_id("g")
-        group = self._groups.get(name)
-        if group is None:
-            version = supervisor.loop.state.version if supervisor.loop else 0
-            size = recipe.algorithm.group_size if self._trains and recipe.algorithm.name != "reinforce" else 1
-            group = Group(new_id("g"), row, split, size, version)
-            await store.add_tasks(split, [row])
-            await store.add_group(group.id, group.task_id, split, size, created_version=version)
+        async with self._opening:  # of two that name the same new group, the second finds it
+            group = self._groups.get(group_name or "") or await self._new_group(row, split)
             if group_name:
-                self._groups[name] = group
+                self._groups[group_name] = group
+        if not self._stopped_with_runtime:
+            self._stopped_with_runtime = True
+            runtime.also_stop(self)
         rollout_id = new_id("r")
         await store.add_rollout(rollout_id, group.task_id, group.id, split, "external")
         sampling = recipe.sampling.train if split == "train" else recipe.sampling.val
@@ -59,6 +62,15 @@ class External:
         group.members[rollout_id] = None
         self._running[rollout_id] = group
         return {"rollout_id": rollout_id, "token": session.token, "base_url": f"{runtime.url}{session.path}"}
+
+    async def _new_group(self, row: dict[str, Any], split: str) -> Group:
+        loop, store, algorithm = self._supervisor.loop, self._supervisor.store, self._supervisor.recipe.algorithm
+        version = loop.state.version if loop else 0
+        size = algorithm.group_size if self._trains and algorithm.name != "reinforce" else 1
+        group = Group(new_id("g"), row, split, size, version)
+        await store.add_tasks(split, [row])
+        await store.add_group(group.id, group.task_id, split, size, created_version=version)
+        return group
 
     async def finish(
         self, rollout_id: str, reward: float | None, breakdown: dict[str, float], error: str | None
@@ -82,6 +94,15 @@ class External:
         if group.finished and len(group.members) >= group.size:
             await self._complete(group)
         return {"rollout_id": rollout_id, "state": state}
+
+    async def stop(self) -> None:
+        """Cancel what has not been finished: after the run nobody can report on it any more."""
+        for rollout_id in list(self._running):
+            del self._running[rollout_id]
+            await self._supervisor.runtime.gateway.close_session(rollout_id)
+            await self._supervisor.store.set_rollout_state(
+                rollout_id, "cancelled", cause="stopped", finished_at=time.time()
+            )
 
     async def _complete(self, group: Group) -> None:
         self._groups = {name: other for name, other in self._groups.items() if other is not group}

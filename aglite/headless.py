@@ -20,13 +20,21 @@ def line(event: dict[str, Any]) -> str | None:
     return f"{at}  {event['kind']:<10}  {MARKS.get(event['level'], '')}{text}"
 
 
+def _outcome(data: dict[str, Any]) -> str:
+    """What became of a step that changed nothing, and why."""
+    if data.get("state") == "applied":
+        return ""
+    equal = data.get("groups") and data.get("zero_advantage_groups") == data["groups"]
+    return f" {data.get('state')} (in every group all rewards are equal)" if equal else f" {data.get('state')}"
+
+
 def describe(event: dict[str, Any]) -> str:
     """The text of an event; a step's is made of its metrics."""
     data = event.get("data") or {}
     if event["kind"] != "step" or "reward_mean" not in data:
         return str(event["text"])
     parts = [
-        f"step {data['step']}" + ("" if data.get("state") == "applied" else f" {data.get('state')}"),
+        f"step {data['step']}{_outcome(data)}",
         f"reward {data['reward_mean']:.3f} ± {data['reward_std']:.2f}",
         f"{data['rollouts']} rollouts",
         f"{units.count(data['trained_tokens'])} tokens trained",

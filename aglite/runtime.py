@@ -115,6 +115,10 @@ class Runtime:
             )
         return self.launcher
 
+    def also_stop(self, part: Any) -> None:
+        """Stop `part` too, before all that was started earlier."""
+        self._started.append(part)
+
     async def stop(self) -> None:
         """End the rollouts, the gateway and the model worker, in that order."""
         if self._poll is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from pathlib import Path
 
@@ -99,3 +100,14 @@ def test_faults_are_named(run_dir: RunDir, tmp_path: Path, monkeypatch: pytest.M
     with pytest.raises(AgliteError, match="pyarrow") as refusal:
         export(run_dir, "samples", "parquet", kept)
     assert "pip install pyarrow" in refusal.value.mend and kept.read_text() == "earlier"
+
+
+def test_a_reader_that_has_seen_enough_is_no_fault(run_dir: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:
+    read, write = os.pipe()
+    os.close(read)
+    with os.fdopen(write, "w") as gone:
+        monkeypatch.setattr("sys.stdout", gone)
+        with pytest.raises(BrokenPipeError):
+            export(run_dir, "rollouts", "jsonl", Path("-"))
+        monkeypatch.undo()
+        os.dup2(os.open(os.devnull, os.O_WRONLY), write)  # so that closing has somewhere to write to

@@ -30,6 +30,14 @@ def test_lines() -> None:
     )
 
 
+def test_a_step_that_changed_nothing_says_why() -> None:
+    skipped = step_event(1, 0, 3, 0.5)
+    skipped["data"] |= {"state": "skipped", "groups": 4, "zero_advantage_groups": 3}
+    assert " step 3 skipped · " in (line(skipped) or "")
+    skipped["data"]["zero_advantage_groups"] = 4
+    assert " step 3 skipped (in every group all rewards are equal) · " in (line(skipped) or "")
+
+
 def test_single_rollouts_are_told_only_when_something_is_wrong() -> None:
     assert line(event(1, 0, "rollout", "r-1 done")) is None
     assert line(event(1, 0, "rollout", "r-1 lost", "warning")) == "14:13:20  rollout     warning: r-1 lost"

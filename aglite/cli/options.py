@@ -9,7 +9,11 @@ import typer
 
 RunDirectory = Annotated[
     Path | None,
-    typer.Option("--dir", metavar="RUN_DIR", help="The run directory; by default the one under ./runs that is going."),
+    typer.Option(
+        "--dir",
+        metavar="RUN_DIR",
+        help="The run directory; by default the one under ./runs that is going, else the latest.",
+    ),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 Overrides = Annotated[

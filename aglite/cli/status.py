@@ -37,13 +37,14 @@ def show(directory: Path | None, as_json: bool) -> None:
 
 
 def render(status: dict[str, Any], now: float) -> str:
+    trains = _trains(status)
     rows = [
         ("run", _run(status)),
         ("phase", _phase(status, now)),
-        ("step", _step(status, now)),
+        ("step", _step(status, now) if trains else ""),
         ("rollouts", _queue(status)),
-        ("reward", _reward(status)),
-        ("validation", _validation(status)),
+        ("reward", _reward(status) if trains else ""),
+        ("validation", _validation(status) if trains else ""),
         ("engine", _engine(status)),
         ("gpu", "\n".join(_gpu(gpu) for gpu in status.get("gpu") or [])),
         ("host", _host(status)),
@@ -56,8 +57,13 @@ def render(status: dict[str, Any], now: float) -> str:
     return "\n".join(lines) + "\n"
 
 
+def _trains(status: dict[str, Any]) -> bool:
+    """`aglite serve`, `run` and `eval` have no steps."""
+    return status["steps"] > 0
+
+
 def _run(status: dict[str, Any]) -> str:
-    facts = [status.get("model"), status.get("mode")]
+    facts = [status.get("model"), status.get("mode") if _trains(status) else "no training"]
     where = f"process {status['pid']}" if status.get("pid") else "not running"
     return f"{status['run']}  {' · '.join(fact for fact in facts if fact)}\n{status.get('dir', '')} ({where})"
 

@@ -49,7 +49,8 @@ def down(run: RunDir, *, now: bool, on_line: Callable[[str], None], patience_s: 
         on_line(f"process {pid} does not end; killing it (the run goes back to its last checkpoint)")
         _signal(pid, signal.SIGKILL)
         _wait(client, pid, time.monotonic() + 10, on_line)
-    on_line(f"stopped; `aglite up` goes on with {run.path}")
+    trains = run.recipe.is_file()  # `aglite serve` leaves nothing to go on with
+    on_line(f"stopped; `aglite up` goes on with {run.path}" if trains else "stopped")
     return 0
 
 
@@ -59,7 +60,8 @@ def _wait(client: ControlClient, pid: int, deadline: float, on_line: Callable[[s
         try:
             status = client.status()
             state = (status["phase"], status.get("message") or "")
-            text = state[1] or f"stopping ({state[0]}, step {status['step']} of {status['steps']})"
+            step = f", step {status['step']} of {status['steps']}" if status["steps"] else ""
+            text = state[1] or f"stopping ({state[0]}{step})"
         except ControlError:
             state, text = ("", ""), f"waiting for process {pid} to end"
         if state != known:

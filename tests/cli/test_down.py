@@ -76,7 +76,14 @@ def test_waits_until_the_process_is_gone_and_says_for_what(run: RunDir, process:
     assert process.child.poll() is not None
     assert process.daemon.posted == [("stop", {"now": False})]
     assert "training: micro-batch 2 of 9" in said
-    assert said[-1].startswith("stopped")
+    assert said[-1] == "stopped"
+
+
+def test_a_training_run_is_said_to_go_on_later(run: RunDir, process: Process) -> None:
+    run.recipe.write_text("name: instruct")
+    said: list[str] = []
+    assert down(run, now=True, on_line=said.append, patience_s=0.5) == 0
+    assert said[-1].startswith("stopped; `aglite up` goes on")
 
 
 def test_gives_up_waiting_with_advice(run: RunDir, process: Process) -> None:

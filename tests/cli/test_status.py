@@ -94,3 +94,9 @@ def test_pause_and_gate_show() -> None:
     text = render(status, NOW)
     assert "gate closed, 3 held" in text
     assert "note        training: micro-batch 2 of 9" in text
+
+
+def test_where_nothing_is_trained_no_step_is_shown() -> None:
+    text = render(empty()["status"] | {"steps": 0}, NOW)
+    assert "no training" in text
+    assert not any(line.startswith(("step", "reward", "validation")) for line in text.splitlines())
