@@ -118,11 +118,13 @@ class Algorithm(Section):
     max_refills: NonNegative = 1
     """New rollouts for a group that lost members to infrastructure failures."""
     clip_low: Annotated[float, Field(gt=0, lt=1)] = 0.2
+    """See `clip_high`."""
     clip_high: Annotated[float, Field(gt=0)] = 0.28
     """The probability ratio is clipped to [1 - clip_low, 1 + clip_high]."""
     correction: Literal["truncated", "none"] = "truncated"
     """Importance weight pi_start/pi_rollout per token, cut at `correction_cap`, or none."""
     correction_cap: Annotated[float, Field(ge=1)] = 2.0
+    """The largest importance weight."""
     kl: Annotated[float, Field(ge=0)] = 0.0
     """Weight of the KL term to the starting model; 0: no reference model is held."""
     updates_per_step: Positive = 1
