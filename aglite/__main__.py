@@ -28,8 +28,12 @@ def main() -> int:
     except KeyboardInterrupt:
         return 130
     except BrokenPipeError:  # `aglite rollouts | head`
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
+    finally:
+        try:
+            sys.stdout.flush()
+        except OSError:  # nobody reads it any more; Python would try again and end with status 120
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 if __name__ == "__main__":

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from aglite.blocking import abandonable
 from aglite.config import Recipe
 from aglite.errors import AgliteError
 from aglite.evaluation import Evaluation
@@ -58,10 +58,10 @@ class EvalSupervisor(Supervisor):
 
     async def work(self) -> int:
         recipe = self.recipe
-        rows = await asyncio.to_thread(load_tasks, getattr(recipe.tasks, self._split), recipe.folder, self._split)
+        rows = await abandonable(load_tasks, getattr(recipe.tasks, self._split), recipe.folder, self._split)
         await self.store.add_tasks(self._split, rows)
         model = str(self._checkpoint or recipe.model)
-        await self.runtime.start(await asyncio.to_thread(resolve_model, model, self.on_line), trainer=False)
+        await self.runtime.start(await abandonable(resolve_model, model, self.on_line), trainer=False)
         await self.phases.set("evaluating", f"{self._split} of {recipe.name}")
         evaluation = Evaluation(self.store, self.runtime.own_launcher(), recipe, rows)
         result = await evaluation.run(step=0, version=0, split=self._split)

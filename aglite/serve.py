@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Callable
 from pathlib import Path
 
+from aglite.blocking import abandonable
 from aglite.config import Recipe
 from aglite.models import resolve_model
 from aglite.paths import RunDir
@@ -37,7 +38,7 @@ class ServeSupervisor(Supervisor):
     """Serves a model or checkpoint; requests need no rollout token and are recorded as external rollouts."""
 
     async def work(self) -> int:
-        model_dir = await asyncio.to_thread(resolve_model, self.recipe.model, self.on_line)
+        model_dir = await abandonable(resolve_model, self.recipe.model, self.on_line)
         await self.runtime.start(model_dir, trainer=False, model_name=model_dir.name)
         self.runtime.gateway.serve_open = True
         await self.phases.set("rollout", "serving")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import fcntl
 import json
 import os
@@ -17,7 +18,7 @@ import uvloop
 
 from aglite.config import Recipe
 from aglite.control import create_control_app
-from aglite.errors import AgliteError, EngineError
+from aglite.errors import AgliteError, EngineError, StoreError
 from aglite.external import External
 from aglite.headless import line
 from aglite.net import Listener, bind
@@ -42,18 +43,21 @@ class Supervisor:
     def __init__(self, recipe: Recipe, run_dir: RunDir, on_line: Callable[[str], None]) -> None:
         self.recipe = recipe
         self.run_dir = run_dir
-        self.on_line = on_line
+        self.on_line = _Voice(on_line)
         self.started_at = time.time()
         self.loop: TrainingLoop | None = None
         self.interrupted = False
         self.ended = False
         self._stop_asked = False
         self._problem = ""
-        run_dir.create()
-        self._lock = _lock(run_dir)
+        try:
+            run_dir.create()
+            self._lock = _lock(run_dir)
+        except OSError as error:
+            raise AgliteError(f"{run_dir.path} cannot be used: {error}", "choose another place with --dir") from None
         try:
             self.store = Store.open(run_dir.db, keep_messages=recipe.retention.traffic == "all")
-            self.runtime = Runtime(recipe, run_dir, self.store, on_line=on_line)
+            self.runtime = Runtime(recipe, run_dir, self.store, on_line=self.on_line)
         except BaseException:
             self._lock.close()
             raise
@@ -137,40 +141,58 @@ class Supervisor:
             return runner.run(self._main())
 
     async def _main(self) -> int:
-        loop = asyncio.get_running_loop()
-        for number in (signal.SIGINT, signal.SIGTERM):
-            loop.add_signal_handler(number, self._signal)
+        self._listen_to_signals()
         token = secrets.token_urlsafe(24)
         control = Listener(
             create_control_app(self, token),
             bind("127.0.0.1", self.recipe.gateway.control_port, "the control API", "gateway.control_port"),
         )
-        await control.start()
-        _write_private(self.run_dir.control, {"url": control.url, "token": token, "pid": os.getpid()})
-        echo = asyncio.create_task(self._echo())
-        code = 1
-        try:
-            await self.phases.set("starting")
-            code = await self._supervise()
-        except AgliteError as error:
-            self._problem = error.message.partition("\n")[0]
-            await self.store.add_event("error", "run", error.message, {"mend": error.mend})
-            raise
-        finally:
+        async with contextlib.AsyncExitStack() as closing:  # the last one first, each whatever the others raise
+            closing.callback(self._lock.close)
+            closing.callback(self.store.close)
+            closing.push_async_callback(control.stop)
+            await control.start()
+            closing.callback(self.run_dir.control.unlink, missing_ok=True)
+            _write_private(self.run_dir.control, {"url": control.url, "token": token, "pid": os.getpid()})
+            closing.push_async_callback(self._end, asyncio.create_task(self._echo()))
+            closing.push_async_callback(self.runtime.stop)
             try:
-                await self.runtime.stop()
-            finally:
-                await self.phases.set("stopped", self._problem)
-                self.ended = True
-                await echo
-                self.run_dir.control.unlink(missing_ok=True)
-                await control.stop()
-                self.store.close()
-                self._lock.close()
-        return code
+                await self.phases.set("starting")
+                return await self._supervise()
+            except AgliteError as error:
+                await self._note(error)
+                raise
+            except OSError as error:
+                problem = AgliteError(f"the run cannot go on: {error}", "see that its disk has room and can be written")
+                await self._note(problem)
+                raise problem from error
+
+    async def _note(self, error: AgliteError) -> None:
+        self._problem = error.message.partition("\n")[0]
+        with contextlib.suppress(StoreError):  # the disk may be full; whoever started the run is told all the same
+            await self.store.add_event("error", "run", error.message, {"mend": error.mend})
+
+    async def _end(self, echo: asyncio.Task[None]) -> None:
+        try:
+            await self.phases.set("stopped", self._problem)
+        except StoreError:
+            if not self._problem:
+                raise
+        finally:
+            self.ended = True
+            await echo
+
+    def _listen_to_signals(self) -> None:
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(number, self._signal)
+        if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # it is under nohup
+            loop.add_signal_handler(signal.SIGHUP, self._hang_up)
 
     async def _supervise(self) -> int:
         """Run `work`, watching the model worker and the wish to stop."""
+        if self._stop_asked or self.interrupted:
+            return INTERRUPTED
         self._work = asyncio.create_task(self._work_and_finish())
         watch = asyncio.create_task(self._worker_exit())
         try:
@@ -201,6 +223,11 @@ class Supervisor:
         self.interrupted = True
         self.stop()
 
+    def _hang_up(self) -> None:
+        """The terminal was closed. Shell and kernel may both say so: that is no second wish."""
+        if not self.interrupted:
+            self._signal()
+
     async def _echo(self) -> None:
         """Print events as plain lines until the run has ended and all are out."""
         cursor = self.store.last_event_id()
@@ -214,6 +241,18 @@ class Supervisor:
                 return
             if not rows:
                 await asyncio.sleep(0.2)
+
+
+class _Voice:
+    """Says lines as long as they can be said: a closed terminal, a closed pipe or a full disk does not end a run. All
+    that matters is among the events in the store, too."""
+
+    def __init__(self, on_line: Callable[[str], None]) -> None:
+        self._on_line = on_line
+
+    def __call__(self, line: str) -> None:
+        with contextlib.suppress(OSError):
+            self._on_line(line)
 
 
 def _lock(run_dir: RunDir) -> Any:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from aglite.blocking import abandonable
 from aglite.cli.show import page
 from aglite.config import Recipe
 from aglite.errors import AgliteError
@@ -47,7 +47,7 @@ class TryOne(Supervisor):
     async def work(self) -> int:
         task, split = await self._find_task()
         model = str(self._checkpoint or self.recipe.model)
-        await self.runtime.start(await asyncio.to_thread(resolve_model, model, self.on_line), trainer=False)
+        await self.runtime.start(await abandonable(resolve_model, model, self.on_line), trainer=False)
         await self.phases.set("rollout", f"task {self._task_id}")
         group, rollout_id = new_id("g"), new_id("r")
         await self.store.add_tasks(split, [task])
@@ -65,7 +65,7 @@ class TryOne(Supervisor):
 
     async def _find_task(self) -> tuple[dict[str, Any], str]:
         for split in ("train", "val"):
-            rows = await asyncio.to_thread(load_tasks, getattr(self.recipe.tasks, split), self.recipe.folder, split)
+            rows = await abandonable(load_tasks, getattr(self.recipe.tasks, split), self.recipe.folder, split)
             for row in rows:
                 if row["id"] == self._task_id:
                     return row, split
