@@ -16,9 +16,7 @@ def history(store: Store) -> dict[str, Any]:
     counts = store.counts_by_state()
     steps = live_steps(store)
     evaluations = [row for row in store.evaluations() if row["state"] == "done"]
-    checkpoints = sorted(
-        (row for row in store.checkpoints() if row["state"] == "kept"), key=lambda row: row["created_at"]
-    )
+    checkpoints = [row for row in store.checkpoints() if row["state"] == "kept"]
     latest = checkpoints[-1] if checkpoints else None
     return {
         "queue": {state: counts.get(state, 0) for state in QUEUE},

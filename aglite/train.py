@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import importlib.metadata
 import json
 import os
@@ -15,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import aglite
+from aglite.blocking import abandonable
 from aglite.config import RESUMABLE, Recipe
 from aglite.errors import AgliteError
 from aglite.models import resolve_model
@@ -56,14 +56,14 @@ class TrainSupervisor(Supervisor):
 
     async def work(self) -> int:
         self._check_same_run()
-        train_rows = await asyncio.to_thread(load_tasks, self.recipe.tasks.train, self.recipe.folder, "train")
-        val_rows = await asyncio.to_thread(load_tasks, self.recipe.tasks.val, self.recipe.folder, "val")
+        train_rows = await abandonable(load_tasks, self.recipe.tasks.train, self.recipe.folder, "train")
+        val_rows = await abandonable(load_tasks, self.recipe.tasks.val, self.recipe.folder, "val")
         await self._write_manifest(train_rows, val_rows)
         await self.store.add_tasks("train", train_rows)
         await self.store.add_tasks("val", val_rows)
-        model_dir = await asyncio.to_thread(resolve_model, self.recipe.model, self.on_line)
+        model_dir = await abandonable(resolve_model, self.recipe.model, self.on_line)
         checkpoint = self._last_checkpoint()
-        if checkpoint is not None and checkpoint["step"] >= self.recipe.trainer.steps:
+        if checkpoint is not None and self._complete(checkpoint["step"]):
             self.on_line(
                 f"all {checkpoint['step']} steps are done; train on with --steps {checkpoint['step'] + 10}, "
                 "or begin anew with --fresh"
@@ -107,10 +107,16 @@ class TrainSupervisor(Supervisor):
         path = await loop.checkpoint("stopped")
         self.on_line(f"stopped after step {loop.state.step}; checkpoint {path}; `aglite up` goes on from here")
 
+    def _complete(self, step: int) -> bool:
+        """Whether nothing is left to do after `step`: an evaluation at the end may have been interrupted."""
+        if step < self.recipe.trainer.steps:
+            return False
+        evaluated = any(row["step"] == step and row["state"] == "done" for row in self.store.evaluations())
+        return evaluated or self.recipe.agent.backend == "external"
+
     def _last_checkpoint(self) -> dict[str, Any] | None:
         """The newest checkpoint that is on disk."""
         kept = [row for row in self.store.checkpoints() if row["state"] == "kept"]
-        kept.sort(key=lambda row: row["created_at"])
         for row in reversed(kept):
             if (self.run_dir.path / row["path"] / "aglite.json").is_file():
                 return row
@@ -160,7 +166,8 @@ class TrainSupervisor(Supervisor):
     async def _report(self) -> None:
         """Say what was learned and where it is."""
         done = [row for row in self.store.evaluations() if row["state"] == "done"]
-        path = self.run_dir.checkpoints / f"step-{self.recipe.trainer.steps}"
+        assert self.loop is not None
+        path = self.run_dir.checkpoints / f"step-{self.loop.state.step}"
         before, after = (done[0], done[-1]) if done else (None, None)
         if before and after and before is not after:
             first, last = before["result"], after["result"]

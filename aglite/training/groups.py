@@ -144,7 +144,8 @@ class Groups:
 
     async def _follow(self, group: Group, rollout_id: str, task: asyncio.Task[Outcome]) -> None:
         outcome = await task
-        if self.stopping and outcome.reward is None:
+        ended_with_run = outcome.state == "cancelled" and outcome.cause.startswith("stopped")
+        if ended_with_run or (self.stopping and outcome.reward is None):
             return  # stays unfinished, to be taken up by the next process
         group.members[rollout_id] = outcome
         if outcome.state == "error":

@@ -9,8 +9,6 @@ import time
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-import psutil
-
 from aglite.errors import AgliteError
 from aglite.evaluation import Evaluation
 from aglite.phases import PhaseMachine
@@ -18,8 +16,7 @@ from aglite.runtime import Runtime
 from aglite.training.advantage import update_baseline
 from aglite.training.batch import Batch, build_batch
 from aglite.training.groups import Group, Groups
-
-DISK_POLL_S = 5.0
+from aglite.training.pauses import DISK_POLL_S, Pauses, wait
 
 
 @dataclass(slots=True)
@@ -51,11 +48,10 @@ class TrainingLoop:
         self.groups = Groups(self.store, runtime.launcher, self.recipe, smallest=1 if self.grouped_alone else 2)
         self.evaluation: Evaluation | None = None
         self.stopping = False
-        self.paused = ""
-        """Why the run is paused; '' when it is not."""
         self._train, self._val = train, val
         self._tasks = {("train", row["id"]): row for row in train}
         self._wake = asyncio.Event()
+        self._pauses = Pauses(runtime, phases, self._wake)
         self._evaluate_now = self._checkpoint_now = False
         self._step_times: list[float] = []
 
@@ -63,6 +59,11 @@ class TrainingLoop:
     def grouped_alone(self) -> bool:
         """Whether a group of one is worth training."""
         return self.recipe.algorithm.name == "reinforce"
+
+    @property
+    def paused(self) -> str:
+        """Why the run is paused, or about to be; '' when it is not."""
+        return self._pauses.held or self._pauses.asked
 
     # what a person can ask for while it runs
 
@@ -72,11 +73,11 @@ class TrainingLoop:
         self._notify()
 
     def pause(self, why: str) -> None:
-        self.paused = why
+        self._pauses.asked = why
         self._notify()
 
     def resume(self) -> None:
-        self.paused = ""
+        self._pauses.asked = ""
         self._notify()
 
     def evaluate_soon(self) -> None:
@@ -105,8 +106,8 @@ class TrainingLoop:
     async def run(self) -> None:
         """Train until the recipe's steps are done or `stop` is called. Raises AgliteError when it cannot go on."""
         steps = self.recipe.trainer.steps
-        if self.recipe.evaluation.before and self.state.step == 0 and self.state.evaluated < 0:
-            await self._evaluate("before training")
+        if self.owes_evaluation:
+            await self._evaluate(f"after step {self.state.step}" if self.state.step else "before training")
         if self.phases.current != "rollout" and not self.stopping:
             await self.phases.set("rollout")
         while self.state.step < steps and not self.stopping:
@@ -116,13 +117,21 @@ class TrainingLoop:
                 continue
             await self._update(batch)
             self._step_times.append(time.monotonic() - started)
-            if self._due(self.recipe.evaluation.every) or (self.state.step >= steps and not self.stopping):
+            if self.owes_evaluation and not self.stopping:
                 await self._evaluate(f"after step {self.state.step}")
-            if self._due(self.recipe.trainer.checkpoint_every) and self.state.step < steps:
+            due = self.state.step % self.recipe.trainer.checkpoint_every == 0
+            if due and self.state.step < steps and not self.stopping:
                 await self.checkpoint("every few steps")
 
-    def _due(self, every: int) -> bool:
-        return every > 0 and self.state.step % every == 0 and not self.stopping
+    @property
+    def owes_evaluation(self) -> bool:
+        """Whether the policy in force has to be evaluated and was not: also because the one before was interrupted."""
+        settings, step = self.recipe.evaluation, self.state.step
+        if self.runtime.launcher is None or self.state.evaluated >= step:
+            return False  # without a launcher, validation rollouts are recorded as others launch them
+        if step == 0:
+            return settings.before
+        return step >= self.recipe.trainer.steps or (settings.every > 0 and step % settings.every == 0)
 
     async def _collect(self) -> list[Group] | None:
         """Wait for the groups of one step; None when something else has to be looked at first."""
@@ -137,15 +146,14 @@ class TrainingLoop:
             if self._checkpoint_now:
                 self._checkpoint_now = False
                 await self.checkpoint("asked for")
-            await self._disk_floor()
-            if self.paused:
-                await self._hold()
-                continue
+            await self._hold_if_wanted()
+            if self.stopping:
+                return None
             await self._fill()
             if len(self.groups.complete) >= wanted:
                 return [self.groups.complete.popleft() for _ in range(wanted)]
             self.groups.changed.clear()
-            await self.groups.changed.wait()
+            await wait(self.groups.changed, DISK_POLL_S)
         return None
 
     async def _fill(self) -> None:
@@ -260,8 +268,9 @@ class TrainingLoop:
         run = asyncio.create_task(self.evaluation.run(step=self.state.step, version=self.state.version))
         try:
             while not run.done() and not self.stopping:
+                await self._hold_if_wanted()
                 self._wake.clear()
-                waiter = asyncio.create_task(self._wake.wait())
+                waiter = asyncio.create_task(wait(self._wake, DISK_POLL_S))
                 await asyncio.wait({run, waiter}, return_when=asyncio.FIRST_COMPLETED)
                 waiter.cancel()
             if self.stopping and not run.done():
@@ -279,7 +288,7 @@ class TrainingLoop:
 
     async def checkpoint(self, why: str) -> str:
         """Write a checkpoint of the current step; returns its folder. Old ones beyond `keep_last` and the best go."""
-        await self._disk_floor()
+        await self._hold_if_wanted()
         name = f"step-{self.state.step}"
         path = self.runtime.run_dir.checkpoints / name
         self.state.open_groups = [*self.groups.open, *(group.id for group in self.groups.complete)]
@@ -319,38 +328,5 @@ class TrainingLoop:
                 )
             await self.groups.restore(row, task)
 
-    # pauses
-
-    async def _disk_floor(self) -> None:
-        floor = self.recipe.trainer.min_free_disk_mb
-        told = False
-        while not self.stopping and (free := psutil.disk_usage(str(self.runtime.run_dir.path)).free // 2**20) < floor:
-            if not told:
-                told = True
-                self.paused = f"{free} MB of disk left, {floor} wanted: free some, the run then goes on by itself"
-                await self.store.add_event("warning", "run", f"paused: {self.paused}")
-            self._wake.clear()
-            try:
-                await asyncio.wait_for(self._wake.wait(), DISK_POLL_S)
-            except TimeoutError:
-                continue
-        if told:
-            self.paused = ""
-
-    async def _hold(self) -> None:
-        """Hold everything until `resume` or `stop`: no request is served, no rollout starts."""
-        runtime = self.runtime
-        await self.phases.set("paused", self.paused)
-        if runtime.launcher is not None:
-            runtime.launcher.pause()
-        runtime.gateway.gate.close()
-        await runtime.worker.preempt()
-        while self.paused and not self.stopping:
-            self._wake.clear()
-            await self._wake.wait()
-        await runtime.worker.resume(self.state.version)
-        runtime.gateway.gate.open()
-        if runtime.launcher is not None:
-            runtime.launcher.resume()
-        if not self.stopping:
-            await self.phases.set("rollout", "resumed")
+    async def _hold_if_wanted(self) -> None:
+        await self._pauses.hold(lambda: self.stopping, self.state.version)

@@ -83,3 +83,18 @@ async def test_what_a_person_killed_stays_killed_what_the_end_cancelled_goes_on(
     assert launched == ["r0"]
     assert not groups.complete and groups.dropped == 1
     assert group.members["r1"].state == "cancelled"
+
+
+async def test_the_end_of_the_run_drops_no_group(store):
+    class Ending(Done):
+        def submit(self, rollout_id, task, split, seed=None):
+            async def outcome():
+                return Outcome("cancelled", "stopped", None)
+
+            return asyncio.create_task(outcome())
+
+    groups = Groups(store, Ending(), RECIPE, smallest=2)
+    group = await groups.start(TASK, "train", 2, version=0)
+    await groups.drain()
+    assert groups.dropped == 0 and list(groups.open) == [group.id]
+    assert store.groups()[0]["state"] == "open"

@@ -1,0 +1,108 @@
+"""`aglite up` is stopped, paused or left alone at awkward moments."""
+
+import os
+import signal
+import time
+from pathlib import Path
+
+from mini_run import INTERRUPT, MiniRun
+from test_up import live_steps, untangled
+
+SLOW_TASKS = """
+import os, pathlib, time
+def train():
+    pathlib.Path(__file__).with_name("pid").write_text(str(os.getpid()))
+    time.sleep(60)
+    yield {"id": "t", "public": {}}
+"""
+
+
+def phase_is(name):
+    return lambda store: (store.phases(1) or [{"phase": ""}])[-1]["phase"] == name
+
+
+def done_evaluations(store):
+    return [row["step"] for row in store.evaluations() if row["state"] == "done"]
+
+
+def test_a_stop_does_not_wait_for_slow_tasks(tmp_path):
+    run = MiniRun(tmp_path, tasks={"train": "tasks.py:train"})
+    (tmp_path / "recipe" / "tasks.py").write_text(SLOW_TASKS)
+    run.start()
+    note = tmp_path / "recipe" / "pid"
+    while not (note.exists() and note.read_text()):
+        assert run.process.poll() is None
+        time.sleep(0.05)
+    began = time.monotonic()
+    run.signal(INTERRUPT)
+    code, output = run.wait()
+    assert code == 130, output
+    assert time.monotonic() - began < 10
+    assert not Path(f"/proc/{note.read_text()}").exists()
+    assert not run.run_dir.control.exists()
+
+
+def test_an_evaluation_that_a_stop_broke_off_is_made_up_for(tmp_path):
+    run = MiniRun(tmp_path, script={"latency_s": 0.1}, trainer={"steps": 1}, evaluation={"before": False})
+    run.start()
+    run.until(phase_is("evaluating"))
+    run.signal(INTERRUPT)
+    code, output = run.wait()
+    assert code == 130, output
+    assert live_steps(run.store()) == [1] and done_evaluations(run.store()) == []
+    code, output = run.up()
+    assert code == 0, output
+    assert live_steps(run.store()) == [1] and done_evaluations(run.store()) == [1]
+    untangled(run.store())
+    assert "all 1 steps are done" in run.up()[1]
+
+
+def test_a_pause_holds_an_evaluation_too(tmp_path):
+    run = MiniRun(tmp_path, script={"latency_s": 0.1}, trainer={"steps": 1}, evaluation={"tasks": 12})
+    run.start()
+    run.until(lambda store: phase_is("evaluating")(store) and store.counts_by_state()["done"])
+    where = ("--dir", str(run.run_dir.path))
+    assert run.aglite("pause", *where).returncode == 0
+    run.until(phase_is("paused"))
+    done = run.store().counts_by_state()["done"]
+    time.sleep(1)
+    assert run.store().counts_by_state()["done"] <= done + 1
+    assert run.aglite("resume", *where).returncode == 0
+    code, output = run.wait()
+    assert code == 0, output
+    assert done_evaluations(run.store()) == [0, 1]
+    assert run.store().counts_by_state()["failed"] == 0
+
+
+def test_nobody_reads_what_it_says(tmp_path):
+    run = MiniRun(tmp_path, trainer={"steps": 2}, evaluation={"before": False})
+    run.start()
+    run.until(phase_is("rollout"))
+    run.process.stdout.close()
+    assert run.process.wait(60) == 0
+    assert live_steps(run.store()) == [1, 2]
+    assert not run.run_dir.control.exists() and run.gone()
+
+
+def test_a_closed_terminal_is_a_clean_stop(tmp_path):
+    run = MiniRun(tmp_path, trainer={"steps": 40}, evaluation={"before": False})
+    run.start()
+    run.until(lambda store: live_steps(store))
+    run.signal(signal.SIGHUP)
+    run.signal(signal.SIGHUP)  # the kernel's and the shell's
+    code, output = run.wait()
+    assert code == 130 and "stopped after step" in output, output
+    last = live_steps(run.store())[-1]
+    assert run.store().checkpoints()[-1]["step"] == last
+
+
+def test_nohup_is_respected(tmp_path):
+    run = MiniRun(tmp_path, trainer={"steps": 1}, evaluation={"before": False})
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)  # what a child inherits
+    try:
+        run.start()
+    finally:
+        signal.signal(signal.SIGHUP, before)
+    run.until(phase_is("rollout"))
+    os.kill(run.process.pid, signal.SIGHUP)
+    assert run.wait()[0] == 0
