@@ -41,7 +41,7 @@ def load_tasks(source: str, folder: Path, split: str) -> list[dict[str, Any]]:
     seen: dict[str, str] = {}
     checked = []
     for place, row in zip(places, tasks, strict=True):
-        problem = _problem(row)
+        problem = problem_of(row)
         if problem:
             raise RecipeError(f"{where}, {place}: {problem}", FORM)
         if row["id"] in seen:
@@ -57,7 +57,7 @@ def tasks_hash(*splits: list[dict[str, Any]]) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def _problem(row: Any) -> str | None:
+def problem_of(row: Any) -> str | None:
     """What is wrong with one row, or None."""
     if not isinstance(row, dict):
         return f"a row must be a mapping, this is {type(row).__name__}"
