@@ -67,16 +67,17 @@ def reward(number: float | None) -> str:
     return "–" if number is None else f"{number:.2f}".replace("-0.00", "0.00")
 
 
-def sparkline(values: Sequence[float], width: int | None = None) -> str:
-    """The last `width` values as bars; a flat series is drawn at half height."""
+def sparkline(values: Sequence[float], width: int | None = None, *, floor: float | None = None) -> str:
+    """The last `width` values as bars; a flat series is drawn at half height. With `floor` the lowest bar stands for
+    that value, so that a rate of nothing looks like nothing."""
     shown = [value for value in values if math.isfinite(value)]
     if width is not None:
         shown = shown[-width:] if width > 0 else []
     if not shown:
         return ""
-    low, high = min(shown), max(shown)
+    low, high = min(shown) if floor is None else floor, max(shown)
     if high == low:
-        return BARS[3] * len(shown)
+        return BARS[3 if floor is None else 0] * len(shown)
     return "".join(BARS[round((value - low) / (high - low) * (len(BARS) - 1))] for value in shown)
 
 

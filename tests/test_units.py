@@ -42,6 +42,8 @@ def test_sparkline_spans_its_own_range_and_keeps_the_newest() -> None:
     assert units.sparkline([0, 1, 2, 3, 4, 5, 6, 7]) == "▁▂▃▄▅▆▇█"
     assert units.sparkline([9, 0, 7], width=2) == "▁█"
     assert units.sparkline([3, 3]) == "▄▄"
+    assert units.sparkline([0, 0], floor=0.0) == "▁▁"
+    assert units.sparkline([7, 0, 7], floor=0.0) == "█▁█"
     assert units.sparkline([], 5) == "" == units.sparkline([1, 2], 0)
 
 

@@ -77,15 +77,20 @@ def evaluate(
 
 
 def _print_result(result: dict[str, Any]) -> None:
-    for key, value in result.items():
-        text = (
-            f"{value:.3f}"
-            if isinstance(value, float)
-            else json.dumps(value)
-            if isinstance(value, (dict, list))
-            else value
-        )
-        typer.echo(f"{key:<16} {text}")
+    """Means with their 95% intervals, kinds apart, then the rewards of each task."""
+    rows = [("mean reward", _interval(result)), ("solved", f"{result['solved']:.0%} of the rollouts")]
+    rows += [(name, _interval(result[name])) for name in result if name.startswith("pass@")]
+    rows += [(f"  {kind}", f"{mean:.3f}") for kind, mean in result["by_kind"].items()]
+    if result["lost"]:
+        rows.append(("not graded", f"{result['lost']} of the tasks"))
+    rows += [(task, "  ".join(f"{reward:.2f}" for reward in each)) for task, each in result["rewards"].items()]
+    width = max(len(name) for name, _ in rows)
+    for name, text in rows:
+        typer.echo(f"{name:<{width}}  {text}")
+
+
+def _interval(result: dict[str, Any]) -> str:
+    return f"{result['mean']:.3f}  95%: {result['low']:.3f} to {result['high']:.3f}, {result['n']} tasks"
 
 
 def serve(

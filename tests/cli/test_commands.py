@@ -156,11 +156,21 @@ def test_run_eval_and_serve_pass_on_what_they_were_given(aglite: Aglite, recipe:
     backend["put"]("aglite.try_one", "try_one", 1)
     assert aglite("run", "recipes/words", "--task", "t-1").returncode == 1
     assert backend["args"][1] == "t-1"
-    backend["put"]("aglite.evaluate", "evaluate", {"pass@1": 0.5, "n": 8})
+    interval = {"mean": 0.5, "stderr": 0.1, "low": 0.304, "high": 0.696, "n": 2}
+    result = {**interval, "solved": 0.5, "lost": 1, "by_kind": {"list": 0.25}, "rewards": {"a": [1.0, 0.5], "bb": [0]}}
+    backend["put"]("aglite.evaluate", "evaluate", {**result, "pass@1": interval})
     done = aglite("eval", "recipes/words", "--checkpoint", "runs/x/step-5", "--n", "4", "--json")
-    assert json.loads(done.stdout) == {"pass@1": 0.5, "n": 8}
+    assert json.loads(done.stdout) == {**result, "pass@1": interval}
     assert (str(backend["checkpoint"]), backend["n"], backend["split"]) == ("runs/x/step-5", 4, "val")
-    assert "pass@1           0.500" in aglite("eval", "recipes/words").stdout
+    assert aglite("eval", "recipes/words").stdout.splitlines() == [
+        "mean reward  0.500  95%: 0.304 to 0.696, 2 tasks",
+        "solved       50% of the rollouts",
+        "pass@1       0.500  95%: 0.304 to 0.696, 2 tasks",
+        "  list       0.250",
+        "not graded   1 of the tasks",
+        "a            1.00  0.50",
+        "bb           0.00",
+    ]
     backend["put"]("aglite.serve", "serve", 130)
     assert aglite("serve", "runs/x/step-5", "--port", "8000").returncode == 130
     assert (backend["args"], backend["port"]) == (("runs/x/step-5",), 8000)

@@ -43,7 +43,7 @@ class EngineLoad(Panel):
             cache = Content.assemble(("  KV ", "$faint"), f"{share:.0%}") if share is not None else Content("")
             return Content.assemble(rate, "  ", busy, cache).truncate(width, ellipsis=True)
         room = max(width - rate.cell_length - busy.cell_length - 4, 0)
-        curve = Content.styled(units.sparkline(list(self._rates), room), "$primary")
+        curve = Content.styled(units.sparkline(list(self._rates), room, floor=0.0), "$primary")
         rows = [row(Content.assemble(rate, "  ", curve), Content.assemble(busy, " "), width)]
         if share is not None:
             numbers = faint(f"{units.count(engine['kv_tokens'])} of {units.count(capacity)} tokens ")
