@@ -99,7 +99,9 @@ def explain(error: sqlite3.Error, path: Path) -> StoreError:
     """The StoreError for an SQLite error: what happened to which file, and the mend."""
     name = getattr(error, "sqlite_errorname", None) or type(error).__name__
     if name == "SQLITE_FULL":
-        return StoreError(f"{path} could not be written: the disk is full", "free disk space; writing then goes on")
+        return StoreError(
+            f"{path} could not be written: the disk is full", "free some disk space, then start again: the run goes on"
+        )
     if name.startswith("SQLITE_IOERR"):
         return StoreError(
             f"{path} could not be read or written ({name}: {error})", "check free space and health of its disk"

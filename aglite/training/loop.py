@@ -16,7 +16,7 @@ from aglite.runtime import Runtime
 from aglite.training.advantage import update_baseline
 from aglite.training.batch import Batch, build_batch
 from aglite.training.groups import Group, Groups
-from aglite.training.pauses import DISK_POLL_S, Pauses, wait
+from aglite.training.pauses import DISK_POLL_S, Pauses, folder_mb, wait
 
 
 @dataclass(slots=True)
@@ -288,7 +288,10 @@ class TrainingLoop:
 
     async def checkpoint(self, why: str) -> str:
         """Write a checkpoint of the current step; returns its folder. Old ones beyond `keep_last` and the best go."""
-        await self._hold_if_wanted()
+        kept = [row for row in self.store.checkpoints() if row["state"] == "kept"]
+        # rather wait for room than lose the steps since the last one; they are all about as large
+        need = folder_mb(self.runtime.run_dir.path / kept[-1]["path"]) if kept else 0
+        await self._hold_if_wanted(need)
         name = f"step-{self.state.step}"
         path = self.runtime.run_dir.checkpoints / name
         self.state.open_groups = [*self.groups.open, *(group.id for group in self.groups.complete)]
@@ -328,5 +331,5 @@ class TrainingLoop:
                 )
             await self.groups.restore(row, task)
 
-    async def _hold_if_wanted(self) -> None:
-        await self._pauses.hold(lambda: self.stopping, self.state.version)
+    async def _hold_if_wanted(self, need_mb: int = 0) -> None:
+        await self._pauses.hold(lambda: self.stopping, self.state.version, need_mb)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from pathlib import Path
 
 import psutil
 
@@ -28,23 +29,24 @@ class Pauses:
         self._phases = phases
         self._wake = wake
 
-    def reason(self) -> str:
-        """Why the run has to be held now, '' if it need not. Raises AgliteError when its directory is gone."""
+    def reason(self, need_mb: int = 0) -> str:
+        """Why the run has to be held now, '' if it need not; `need_mb` is what is about to be written. Raises
+        AgliteError when its directory is gone."""
         run_dir, floor = self._runtime.run_dir, self._runtime.recipe.trainer.min_free_disk_mb
         if not run_dir.db.exists():
             raise AgliteError(
                 f"{run_dir.path} was deleted or moved while the run was going on",
                 "if it was moved: `aglite up` with --dir goes on from its last checkpoint",
             )
-        free = psutil.disk_usage(str(run_dir.path)).free // 2**20
-        if free < floor:
-            return f"{free} MB of disk left, {floor} wanted: free some, the run then goes on by itself"
+        free, wanted = psutil.disk_usage(str(run_dir.path)).free // 2**20, max(floor, need_mb)
+        if free < wanted:
+            return f"{free} MB of disk left, {wanted} wanted: free some, the run then goes on by itself"
         return self.asked
 
-    async def hold(self, stopping: Callable[[], bool], version: int) -> None:
+    async def hold(self, stopping: Callable[[], bool], version: int, need_mb: int = 0) -> None:
         """Hold everything until there is no reason left or `stopping`; generations then go on with `version`."""
         runtime, came_from = self._runtime, self._phases.current
-        while not stopping() and (why := self.reason()):
+        while not stopping() and (why := self.reason(need_mb)):
             if not self.held:
                 runtime.gateway.gate.close()
                 if runtime.launcher is not None:
@@ -74,3 +76,8 @@ async def wait(event: asyncio.Event, seconds: float) -> None:
             await event.wait()
     except TimeoutError:
         return
+
+
+def folder_mb(folder: Path) -> int:
+    """What a folder takes on disk, in MB rounded up; 0 when it is not there."""
+    return -(-sum(file.stat().st_size for file in folder.rglob("*") if file.is_file()) // 2**20)
