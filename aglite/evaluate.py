@@ -30,6 +30,10 @@ def evaluate(
 
     Raises AgliteError when it was interrupted or rollouts keep failing.
     """
+    if checkpoint is not None and not Path(checkpoint).is_dir():
+        raise AgliteError(
+            f"no checkpoint at {checkpoint}", "give its folder, such as runs/instruct/checkpoints/step-12"
+        )
     supervisor = EvalSupervisor(
         recipe, run_dir or RunDir(Path("runs") / f"{recipe.name}.eval"), on_line, checkpoint, split, n
     )
@@ -70,6 +74,8 @@ class EvalSupervisor(Supervisor):
         result["rewards"] = {group.task_id: group.rewards() for group in evaluation.groups.complete}
         for k in sorted({1, n}):
             values = [pass_at_k(len(each), sum(r >= 1 for r in each), k) for each in rewards if len(each) >= k]
-            result[f"pass@{k}"] = mean_interval(values)
+            interval = mean_interval(values)
+            # a normal interval of few tasks may reach past what a share can be
+            result[f"pass@{k}"] = interval | {"low": max(0.0, interval["low"]), "high": min(1.0, interval["high"])}
         self.result = result
         return 0

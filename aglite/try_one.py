@@ -21,12 +21,11 @@ def try_one(
     recipe: Recipe,
     task_id: str,
     *,
-    checkpoint: Path | None = None,
     run_dir: RunDir | None = None,
     on_line: Callable[[str], None] = print,
 ) -> int:
     """`aglite run`: one rollout of one task, told in full; returns 0 if it was graded."""
-    return TryOne(recipe, run_dir or RunDir(Path("runs") / f"{recipe.name}.try"), on_line, task_id, checkpoint).run()
+    return TryOne(recipe, run_dir or RunDir(Path("runs") / f"{recipe.name}.try"), on_line, task_id).run()
 
 
 class TryOne(Supervisor):
@@ -38,16 +37,13 @@ class TryOne(Supervisor):
         run_dir: RunDir,
         on_line: Callable[[str], None],
         task_id: str,
-        checkpoint: Path | None,
     ) -> None:
         super().__init__(recipe, run_dir, on_line)
         self._task_id = task_id
-        self._checkpoint = checkpoint
 
     async def work(self) -> int:
         task, split = await self._find_task()
-        model = str(self._checkpoint or self.recipe.model)
-        await self.runtime.start(await abandonable(resolve_model, model, self.on_line), trainer=False)
+        await self.runtime.start(await abandonable(resolve_model, self.recipe.model, self.on_line), trainer=False)
         await self.phases.set("rollout", f"task {self._task_id}")
         group, rollout_id = new_id("g"), new_id("r")
         await self.store.add_tasks(split, [task])

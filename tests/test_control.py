@@ -40,6 +40,8 @@ def api(tmp_path_factory):
         ("GET", "/api/rollouts?limit=0", None, 422, "limit"),
         ("GET", "/api/events?after=soon", None, 422, "after"),
         ("POST", "/api/rollouts", b'{"task": 3}', 422, "task"),
+        ("POST", "/api/rollouts", b'{"task": {"public": {}}}', 409, "`id` must be"),
+        ("POST", "/api/rollouts", b'{"task": {"id": "a", "public": 3}}', 409, "`public` is"),
         ("POST", "/api/rollouts", b"{", 422, "JSON"),
         ("POST", "/api/rollouts", b"", 422, "the body"),
         ("GET", "/api/nothing", None, 404, "Not Found"),

@@ -44,6 +44,23 @@ def test_eval_gives_pass_at_k_with_intervals(run):
     assert set(found["pass@1"]) == set(found["pass@3"]) == {"mean", "stderr", "low", "high", "n"}
 
 
+def test_pass_at_k_stays_a_share(run):
+    (run.folder / "recipe" / "uneven.py").write_text(
+        "def grade(task, rollout, workdir):\n    return task['id'] == 'val-0'"
+    )
+    result = run.aglite(
+        "eval", "recipe", "--json", "--set", "evaluation.tasks=4", "--set", "reward.grade=uneven.py:grade"
+    )
+    assert result.returncode == 0, result.stderr
+    found = json.loads(result.stdout)["pass@1"]
+    assert (found["mean"], found["low"]) == (0.25, 0.0) and 0.25 < found["high"] <= 1
+
+
+def test_eval_names_a_checkpoint_that_is_not_there(run):
+    result = run.aglite("eval", "recipe", "--checkpoint", "runs/none/step-1")
+    assert result.returncode == 1 and "no checkpoint at runs/none/step-1" in result.stderr
+
+
 def test_serve_answers_any_client_and_records_it(run):
     where = run.folder / "served"
     server = subprocess.Popen(

@@ -57,7 +57,11 @@ def evaluate(
     overrides: Overrides = None,
     as_json: AsJson = False,
 ) -> None:
-    """Measure a model on a recipe's tasks."""
+    """Measure a model on a recipe's tasks.
+
+    It takes the first `evaluation.tasks` of them. A rollout counts as solved, also for pass@K, if its reward is 1 or
+    more.
+    """
     if split not in ("train", "val"):
         raise typer.BadParameter(f"{split!r}; train or val", param_hint="--split")
     from aglite.config import load_recipe
