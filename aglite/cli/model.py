@@ -59,8 +59,7 @@ def evaluate(
 ) -> None:
     """Measure a model on a recipe's tasks.
 
-    It takes the first `evaluation.tasks` of them. A rollout counts as solved, also for pass@K, if its reward is 1 or
-    more.
+    It takes the first `evaluation.tasks` of them; solved means a reward of 1 or more, also for pass@K.
     """
     if split not in ("train", "val"):
         raise typer.BadParameter(f"{split!r}; train or val", param_hint="--split")
