@@ -10,7 +10,7 @@ import os
 import secrets
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -50,11 +50,9 @@ class Supervisor:
         self.ended = False
         self._stop_asked = False
         self._problem = ""
-        try:
+        with usable(run_dir):
             run_dir.create()
             self._lock = _lock(run_dir)
-        except OSError as error:
-            raise AgliteError(f"{run_dir.path} cannot be used: {error}", "choose another place with --dir") from None
         try:
             self.store = Store.open(run_dir.db, keep_messages=recipe.retention.traffic == "all")
             self.runtime = Runtime(recipe, run_dir, self.store, on_line=self.on_line)
@@ -253,6 +251,15 @@ class _Voice:
     def __call__(self, line: str) -> None:
         with contextlib.suppress(OSError):
             self._on_line(line)
+
+
+@contextlib.contextmanager
+def usable(run_dir: RunDir) -> Iterator[None]:
+    """Word what the file system refuses, such as writing in a read-only place, for the person who chose it."""
+    try:
+        yield
+    except OSError as error:
+        raise AgliteError(f"{run_dir.path} cannot be used: {error}", "choose another place with --dir") from None
 
 
 def _lock(run_dir: RunDir) -> Any:

@@ -6,6 +6,7 @@ import importlib.metadata
 import json
 import os
 import platform
+import shutil
 import subprocess
 import time
 from collections.abc import Callable
@@ -19,7 +20,7 @@ from aglite.config import RESUMABLE, Recipe
 from aglite.errors import AgliteError
 from aglite.models import resolve_model
 from aglite.paths import RunDir
-from aglite.supervisor import Supervisor
+from aglite.supervisor import Supervisor, _lock, usable
 from aglite.tasks import load_tasks, tasks_hash
 from aglite.training.loop import LoopState, TrainingLoop
 
@@ -36,17 +37,31 @@ def train(recipe: Recipe, run_dir: RunDir, *, mode: str, on_line: Callable[[str]
 
 def _set_aside(run_dir: RunDir) -> Path:
     """Rename an old run directory after the time; refuses while it is in use."""
-    from aglite.supervisor import _lock
-
-    _lock(run_dir).close()
+    with usable(run_dir):
+        _lock(run_dir).close()
     stamp = time.strftime("%Y%m%d-%H%M%S")
     aside = run_dir.path.with_name(f"{run_dir.path.name}.{stamp}")
     for count in range(1, 100):
         if not aside.exists():
             break
         aside = run_dir.path.with_name(f"{run_dir.path.name}.{stamp}-{count}")
-    run_dir.path.rename(aside)
+    with usable(run_dir):
+        run_dir.path.rename(aside)
     return aside
+
+
+def tidy_checkpoints(folder: Path) -> None:
+    """Clear away what a death in the middle of writing a checkpoint left: nobody else would, and each is gigabytes.
+
+    `step-N.tmp` is a part of one; `step-N.old` is the whole one that was about to be replaced, put back if it was not.
+    """
+    for part in folder.glob("*.tmp"):
+        shutil.rmtree(part, ignore_errors=True)
+    for replaced in folder.glob("*.old"):
+        if replaced.with_suffix("").exists():
+            shutil.rmtree(replaced, ignore_errors=True)
+        else:
+            replaced.rename(replaced.with_suffix(""))
 
 
 class TrainSupervisor(Supervisor):
@@ -62,6 +77,7 @@ class TrainSupervisor(Supervisor):
         await self.store.add_tasks("train", train_rows)
         await self.store.add_tasks("val", val_rows)
         model_dir = await abandonable(resolve_model, self.recipe.model, self.on_line)
+        await abandonable(tidy_checkpoints, self.run_dir.checkpoints)
         checkpoint = self._last_checkpoint()
         if checkpoint is not None and self._complete(checkpoint["step"]):
             self.on_line(

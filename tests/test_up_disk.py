@@ -100,3 +100,20 @@ def test_a_directory_that_cannot_be_written(tmp_path):
     run.run_dir = RunDir(tmp_path / "file" / "run")
     code, output = run.up()
     assert code == 1 and "cannot be used" in output and "--dir" in output and "Traceback" not in output
+
+
+def test_a_directory_that_became_read_only(tmp_path):
+    run = MiniRun(tmp_path, trainer={"steps": 1}, evaluation={"before": False})
+    assert run.up()[0] == 0
+    path = str(run.run_dir.path)
+    if subprocess.run(["mount", "--bind", path, path], capture_output=True).returncode:
+        pytest.skip("cannot mount here")
+    try:
+        subprocess.run(["mount", "-o", "remount,ro,bind", path], check=True)
+        for option in ("--resume", "--fresh"):
+            code, output = run.up(option)
+            assert code == 1 and "cannot be used" in output and "Traceback" not in output
+        for command in ("status", "rollouts"):
+            assert run.aglite(command, "--dir", path).returncode == 0
+    finally:
+        subprocess.run(["umount", "-l", path], check=True)

@@ -8,6 +8,8 @@ from pathlib import Path
 from mini_run import INTERRUPT, MiniRun
 from test_up import live_steps, untangled
 
+from aglite.train import tidy_checkpoints
+
 SLOW_TASKS = """
 import os, pathlib, time
 def train():
@@ -74,6 +76,21 @@ def test_a_pause_holds_an_evaluation_too(tmp_path):
     assert run.store().counts_by_state()["failed"] == 0
 
 
+def test_down_now_breaks_off_a_paused_evaluation(tmp_path):
+    run = MiniRun(tmp_path, script={"latency_s": 0.1}, evaluation={"tasks": 12})
+    run.start()
+    run.until(phase_is("evaluating"))
+    where = ("--dir", str(run.run_dir.path))
+    assert run.aglite("pause", *where).returncode == 0
+    run.until(phase_is("paused"))
+    stopped = run.aglite("down", "--now", *where)
+    assert stopped.returncode == 0, stopped.stderr
+    code, output = run.wait()
+    assert code == 130 and "Traceback" not in output, output
+    assert [row["state"] for row in run.store().evaluations()] == ["abandoned"]
+    assert run.gone() and phase_is("stopped")(run.store())
+
+
 def test_nobody_reads_what_it_says(tmp_path):
     run = MiniRun(tmp_path, trainer={"steps": 2}, evaluation={"before": False})
     run.start()
@@ -106,3 +123,13 @@ def test_nohup_is_respected(tmp_path):
     run.until(phase_is("rollout"))
     os.kill(run.process.pid, signal.SIGHUP)
     assert run.wait()[0] == 0
+
+
+def test_what_a_death_while_saving_left_is_cleared_away(tmp_path):
+    for name in ("step-1", "step-2.tmp", "step-3", "step-3.old", "step-4.old", "step-5.tmp"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "aglite.json").write_text(name)
+    tidy_checkpoints(tmp_path)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["step-1", "step-3", "step-4"]
+    assert (tmp_path / "step-4" / "aglite.json").read_text() == "step-4.old"
+    assert (tmp_path / "step-3" / "aglite.json").read_text() == "step-3"

@@ -273,12 +273,13 @@ class TrainingLoop:
                 waiter = asyncio.create_task(wait(self._wake, DISK_POLL_S))
                 await asyncio.wait({run, waiter}, return_when=asyncio.FIRST_COMPLETED)
                 waiter.cancel()
-            if self.stopping and not run.done():
+            if not run.done():
+                return
+            result = run.result()
+        finally:
+            if not run.done():  # a stop, also one at once: it must not outlive this and write on
                 run.cancel()
                 await asyncio.wait({run})
-                return
-            result = await run
-        finally:
             self.evaluation = None
         self.state.evaluated = self.state.step
         text = f"validation {result['mean']:.3f} ± {result['stderr']:.3f} on {result['n']} tasks ({why})"
