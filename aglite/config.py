@@ -206,7 +206,8 @@ class Recipe(Section):
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")]
     """Letters, digits, `.`, `_` and `-`; the run is kept in `runs/<name>`."""
     model: str
-    """A built-in name, a folder, or a Hugging Face id."""
+    """A built-in name, a folder (looked up beside the recipe first, then where aglite is started), or a Hugging Face
+    id."""
     seed: Seed = 0
     """Seeds the task order, the sampling and the trainer."""
     tasks: Tasks
@@ -318,10 +319,14 @@ def load_recipe(path: str | Path, overrides: list[str] | tuple[str, ...] = ()) -
 def parse_recipe(data: dict[str, Any], file: Path) -> Recipe:
     """Validate plain data as the recipe that was read from `file`."""
     try:
-        return Recipe(**{**data, "folder": file.parent})
+        recipe = Recipe(**{**data, "folder": file.parent})
     except ValidationError as error:
         lines = [_explain(problem, data) for problem in error.errors()]
         raise RecipeError(f"{file} cannot be used:\n  " + "\n  ".join(lines), "correct the fields named") from None
+    beside = recipe.folder / recipe.model
+    if beside.is_dir():
+        recipe.model = str(beside)
+    return recipe
 
 
 def _apply(data: dict[str, Any], override: str) -> None:

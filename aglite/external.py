@@ -106,8 +106,10 @@ class External:
 
     async def _complete(self, group: Group) -> None:
         self._groups = {name: other for name, other in self._groups.items() if other is not group}
-        await self._supervisor.store.update_group(group.id, state="complete", finished_at=time.time())
         loop = self._supervisor.loop
-        if loop is not None and self._trains and group.split == "train":
+        enough = len(group.rewards()) >= min(2, group.size)  # fewer have no baseline, as in groups launched here
+        state = "complete" if enough else "dropped"
+        await self._supervisor.store.update_group(group.id, state=state, finished_at=time.time())
+        if loop is not None and self._trains and group.split == "train" and enough:
             loop.groups.complete.append(group)
             loop.groups.changed.set()

@@ -167,3 +167,18 @@ def fields(model, prefix=""):
 
 def test_what_may_change_on_resume_exists():
     assert set(RESUMABLE) <= set(fields(Recipe))
+
+
+def test_a_model_folder_beside_the_recipe_is_found(tmp_path):
+    (tmp_path / "mine").mkdir()
+    file = tmp_path / "recipe.yaml"
+    data = {
+        "name": "r",
+        "model": "mine",
+        "tasks": {"train": "t.jsonl", "val": "t.jsonl"},
+        "agent": {"command": ["true"]},
+        "reward": {"grade": "g.py:g"},
+    }
+    file.write_text(yaml.safe_dump(data))
+    assert load_recipe(file).model == str(tmp_path / "mine")
+    assert load_recipe(file, ["model=smollm2-135m"]).model == "smollm2-135m"

@@ -109,3 +109,12 @@ def test_status_metrics_and_events(run):
     with urllib.request.urlopen(request, timeout=10) as stream:
         first = stream.readline().decode(), stream.readline().decode()
     assert first[0] == "id: 1\n" and json.loads(first[1].removeprefix("data: "))["text"] == "starting"
+
+
+def test_a_group_with_one_graded_rollout_is_dropped(run):
+    api = Api(run)
+    play(api, "lonely", 1.0)
+    _, opened = api("POST", "/api/rollouts", {"task": {"question": "hi"}, "group": "lonely"})
+    api("POST", f"/api/rollouts/{opened['rollout_id']}/finish", {"error": "its machine went away"})
+    run.until(lambda store: store.groups(state="dropped"))
+    assert not run.store().groups(state="complete")
