@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import fcntl
 import json
 import os
 import secrets
@@ -21,6 +20,7 @@ from aglite.control import create_control_app
 from aglite.errors import AgliteError, EngineError, StoreError
 from aglite.external import External
 from aglite.headless import line
+from aglite.lock import hold
 from aglite.net import Listener, bind
 from aglite.paths import RunDir
 from aglite.phases import PhaseMachine
@@ -52,7 +52,7 @@ class Supervisor:
         self._problem = ""
         with usable(run_dir):
             run_dir.create()
-            self._lock = _lock(run_dir)
+            self._lock = hold(run_dir)
         try:
             self.store = Store.open(run_dir.db, keep_messages=recipe.retention.traffic == "all")
             self.runtime = Runtime(recipe, run_dir, self.store, on_line=self.on_line)
@@ -260,26 +260,6 @@ def usable(run_dir: RunDir) -> Iterator[None]:
         yield
     except OSError as error:
         raise AgliteError(f"{run_dir.path} cannot be used: {error}", "choose another place with --dir") from None
-
-
-def _lock(run_dir: RunDir) -> Any:
-    file = run_dir.lock.open("a+")
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        file.close()
-        raise AgliteError(
-            f"{run_dir.path} is in use by another aglite{_holder(run_dir)}",
-            "watch it with `aglite attach`, end it with `aglite down`, or use another --dir",
-        ) from None
-    return file
-
-
-def _holder(run_dir: RunDir) -> str:
-    try:
-        return f" (pid {json.loads(run_dir.control.read_text())['pid']})"
-    except (OSError, ValueError, KeyError):
-        return ""
 
 
 def _write_private(path: Path, data: dict[str, Any]) -> None:

@@ -18,9 +18,10 @@ import aglite
 from aglite.blocking import abandonable
 from aglite.config import RESUMABLE, Recipe
 from aglite.errors import AgliteError
+from aglite.lock import hold
 from aglite.models import resolve_model
 from aglite.paths import RunDir
-from aglite.supervisor import Supervisor, _lock, usable
+from aglite.supervisor import Supervisor, usable
 from aglite.tasks import load_tasks, tasks_hash
 from aglite.training.loop import LoopState, TrainingLoop
 
@@ -38,7 +39,7 @@ def train(recipe: Recipe, run_dir: RunDir, *, mode: str, on_line: Callable[[str]
 def _set_aside(run_dir: RunDir) -> Path:
     """Rename an old run directory after the time; refuses while it is in use."""
     with usable(run_dir):
-        _lock(run_dir).close()
+        hold(run_dir).close()
     stamp = time.strftime("%Y%m%d-%H%M%S")
     aside = run_dir.path.with_name(f"{run_dir.path.name}.{stamp}")
     for count in range(1, 100):

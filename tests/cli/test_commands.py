@@ -19,8 +19,9 @@ from aglite.errors import AgliteError, RecipeError
 from aglite.paths import RunDir
 
 COMMANDS = """
-up, attach, status, down, pause, resume, rollouts, show, logs, export, run, eval, serve, doctor, model fetch, db check
-""".strip().split(", ")
+up, attach, status, down, pause, resume, rollouts, show, logs, export, run, eval, serve, doctor, model fetch, db check,
+db vacuum
+""".replace("\n", " ").strip().split(", ")
 
 RECIPE = """
 name: words

@@ -11,6 +11,7 @@ from cli_done import Aglite
 from fake_daemon import FakeDaemon
 from recorded_run import DONE, FAILED, WAITING
 
+from aglite.lock import hold
 from aglite.paths import RunDir
 
 
@@ -108,6 +109,26 @@ def test_db_check(aglite: Aglite, finished: RunDir) -> None:
     data[4096 * 3 : 4096 * 8] = b"\x55" * 4096 * 5
     finished.db.write_bytes(data)
     assert aglite("db", "check").returncode == 1
+
+
+def test_db_vacuum_shrinks_and_keeps(aglite: Aglite, finished: RunDir) -> None:
+    shown = aglite("rollouts", "--json").stdout
+    database = sqlite3.connect(finished.db)
+    database.execute("CREATE TABLE filler AS SELECT zeroblob(2000000) AS hollow")
+    database.execute("DROP TABLE filler")
+    database.commit()
+    database.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+    database.close()
+    before = finished.db.stat().st_size
+    assert "before" in aglite("db", "vacuum").stdout
+    assert finished.db.stat().st_size < before - 1_900_000
+    assert aglite("rollouts", "--json").stdout == shown
+
+
+def test_db_vacuum_keeps_off_a_live_run(aglite: Aglite, finished: RunDir) -> None:
+    with hold(finished):
+        done = aglite("db", "vacuum")
+    assert done.returncode == 1 and "in use by another aglite" in done.stderr
 
 
 def test_closed_pipe_is_no_error(finished: RunDir) -> None:
