@@ -57,8 +57,8 @@ def _people(split: str, rng: random.Random) -> Iterator[tuple[Row, Row]]:
     for name in _shuffled(NAMES[split], rng):
         age, doing = rng.randint(18, 79), next(doings)
         told = rng.choice([f"{name}, {age}, {doing}.", f"{name} is {age} and {doing}.", f"At {age}, {name} {doing}."])
-        public = {"kind": "json", "instruction": f"{told} Give the name and age as JSON, nothing else."}
-        yield public, {"name": name, "age": age}
+        instruction = f'{told} Give a JSON object with "name" and "age", nothing else.'
+        yield {"kind": "json", "instruction": instruction}, {"name": name, "age": age}
 
 
 def _lists(split: str, rng: random.Random) -> Iterator[tuple[Row, Row]]:

@@ -160,7 +160,7 @@ def test_lists(answer, reward, tmp_path):
         ("list", "fruit 1, fruit 2, fruit 3"),
         # copies of the task
         ("sentence", 'Write one sentence with the word "lantern", at most 9 words!'),
-        ("json", "Rosa is 34 and keeps bees. Give the name and age as JSON, nothing else."),
+        ("json", 'Rosa is 34 and keeps bees. Give a JSON object with "name" and "age", nothing else.'),
         ("list", "Name 3 fruits, separated by commas."),
         # answers that never end, or repeat themselves
         ("sentence", "lantern is lantern is lantern is lantern is lantern!"),
