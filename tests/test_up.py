@@ -110,7 +110,9 @@ def test_interrupted_and_gone_on_with(tmp_path):
 
 
 def test_killed_and_gone_on_with(tmp_path):
-    run = MiniRun(tmp_path, trainer={"steps": 4, "checkpoint_every": 2}, script={"latency_s": 0.02})
+    trainer = {"steps": 4, "checkpoint_every": 2}
+    # sync: in async, steps 2 and 3 may be made by one update
+    run = MiniRun(tmp_path, trainer=trainer, algorithm={"mode": "sync"}, script={"latency_s": 0.02})
     run.start()
     run.until(lambda store: 3 in live_steps(store))
     run.kill()
@@ -126,6 +128,15 @@ def test_killed_and_gone_on_with(tmp_path):
     assert [row["state"] for row in store.policy_versions() if row["step"] == 3] == ["rolled_back", "live"]
     untangled(store)
     assert run.gone()
+
+
+def test_no_checkpoint_is_passed_by_when_an_update_makes_several_steps(tmp_path):
+    trainer = {"steps": 8, "checkpoint_every": 2, "keep_last": 9}
+    run = MiniRun(tmp_path, trainer=trainer, evaluation={"every": 2}, script={"train_s": 0.6})
+    assert run.up()[0] == 0
+    store = run.store()
+    assert {row["step"] // 2 for row in store.checkpoints()} == {1, 2, 3, 4}
+    assert {row["step"] // 2 for row in store.evaluations()} == {0, 1, 2, 3, 4}
 
 
 def test_killed_before_the_first_checkpoint(tmp_path):
@@ -247,9 +258,10 @@ def test_pause_holds_and_resume_goes_on(tmp_path):
     where = ("--dir", str(run.run_dir.path))
     assert run.aglite("pause", *where).returncode == 0
     run.until(lambda store: store.phases()[-1]["phase"] == "paused")
-    sampled = len(run.store().rollouts(state=("done",)))
+    time.sleep(1)  # a call that was answered already may still be written down
+    calls = sum(row["calls"] for row in run.store().rollouts())
     time.sleep(1)
-    assert len(run.store().rollouts(state=("done",))) <= sampled + 1
+    assert sum(row["calls"] for row in run.store().rollouts()) == calls
     steps = len(live_steps(run.store()))
     assert run.aglite("resume", *where).returncode == 0
     run.until(lambda store: len(live_steps(store)) > steps)

@@ -66,9 +66,10 @@ def test_a_pause_holds_an_evaluation_too(tmp_path):
     where = ("--dir", str(run.run_dir.path))
     assert run.aglite("pause", *where).returncode == 0
     run.until(phase_is("paused"))
-    done = run.store().counts_by_state()["done"]
+    time.sleep(1)  # a call that was answered already may still be written down
+    calls = sum(row["calls"] for row in run.store().rollouts())
     time.sleep(1)
-    assert run.store().counts_by_state()["done"] <= done + 1
+    assert sum(row["calls"] for row in run.store().rollouts()) == calls
     assert run.aglite("resume", *where).returncode == 0
     code, output = run.wait()
     assert code == 0, output
@@ -102,7 +103,7 @@ def test_nobody_reads_what_it_says(tmp_path):
 
 
 def test_a_closed_terminal_is_a_clean_stop(tmp_path):
-    run = MiniRun(tmp_path, trainer={"steps": 40}, evaluation={"before": False})
+    run = MiniRun(tmp_path, trainer={"steps": 400}, evaluation={"before": False})
     run.start()
     run.until(lambda store: live_steps(store))
     run.signal(signal.SIGHUP)

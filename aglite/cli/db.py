@@ -50,5 +50,6 @@ def vacuum(directory: RunDirectory = None) -> None:
         before = run.db.stat().st_size
         database = Database(run.db)
         database.vacuum()
+        database.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()  # only then the file itself shrinks
         database.close()
     typer.echo(f"{run.db}: {size(before)} before, {size(run.db.stat().st_size)} now")

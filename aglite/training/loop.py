@@ -53,6 +53,7 @@ class TrainingLoop:
         self._wake = asyncio.Event()
         self._pauses = Pauses(runtime, phases, self._wake)
         self._evaluate_now = self._checkpoint_now = False
+        self._checkpointed = 0
         self._step_times: list[float] = []
 
     @property
@@ -119,7 +120,8 @@ class TrainingLoop:
             self._step_times.append(time.monotonic() - started)
             if self.owes_evaluation and not self.stopping:
                 await self._evaluate(f"after step {self.state.step}")
-            due = self.state.step % self.recipe.trainer.checkpoint_every == 0
+            every = self.recipe.trainer.checkpoint_every
+            due = self.state.step // every > self._checkpointed // every
             if due and self.state.step < steps and not self.stopping:
                 await self.checkpoint("every few steps")
 
@@ -131,7 +133,10 @@ class TrainingLoop:
             return False  # without a launcher, validation rollouts are recorded as others launch them
         if step == 0:
             return settings.before
-        return step >= self.recipe.trainer.steps or (settings.every > 0 and step % settings.every == 0)
+        if step >= self.recipe.trainer.steps:
+            return True
+        # an update may make several steps at once and pass by the very step that was due
+        return settings.every > 0 and step // settings.every > max(self.state.evaluated, 0) // settings.every
 
     async def _collect(self) -> list[Group] | None:
         """Wait for the groups of one step; None when something else has to be looked at first."""
@@ -297,6 +302,7 @@ class TrainingLoop:
         path = self.runtime.run_dir.checkpoints / name
         self.state.open_groups = [*self.groups.open, *(group.id for group in self.groups.complete)]
         await self.runtime.worker.save(path, {"step": self.state.step, "loop": asdict(self.state)})
+        self._checkpointed = self.state.step
         await self.store.add_checkpoint(
             self.state.step, self.state.version, str(path.relative_to(self.runtime.run_dir.path))
         )
@@ -318,7 +324,7 @@ class TrainingLoop:
 
     async def restore(self, state: LoopState) -> None:
         """Go on from a checkpoint's state: its unfinished groups are taken up again."""
-        self.state = state
+        self.state, self._checkpointed = state, state.step
         rows = {row["id"]: row for row in self.store.groups(split="train")}
         for group_id in state.open_groups:
             row = rows.get(group_id)
