@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+from pathlib import Path
 from typing import Any
 
 from aglite.store import Store
@@ -32,6 +34,15 @@ def history(store: Store) -> dict[str, Any]:
         "checkpoint": {"step": latest["step"], "at": latest["created_at"]} if latest else None,
         "log": store.events(after=max(0, store.last_event_id() - LOG_EVENTS), limit=LOG_EVENTS),
     }
+
+
+def database_bytes(db: Path) -> int:
+    """Size of a run's database with its write-ahead log; 0 when it is gone."""
+    size = 0
+    for suffix in ("", "-wal"):
+        with contextlib.suppress(FileNotFoundError):
+            size += db.with_name(f"{db.name}{suffix}").stat().st_size
+    return size
 
 
 def live_steps(store: Store) -> list[dict[str, Any]]:

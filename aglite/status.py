@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import time
 from typing import TYPE_CHECKING, Any
 
 import psutil
 
-from aglite.history import history
+from aglite.history import database_bytes, history
 
 if TYPE_CHECKING:
     from aglite.supervisor import Supervisor
@@ -58,17 +57,13 @@ def status(supervisor: Supervisor) -> dict[str, Any]:
 def host(folder: Any, db: Any) -> dict[str, Any]:
     """CPU, memory (bytes), free disk (bytes) and the database's size with its write-ahead log (bytes)."""
     memory = psutil.virtual_memory()
-    size = 0
-    for suffix in ("", "-wal"):
-        with contextlib.suppress(FileNotFoundError):
-            size += os.stat(f"{db}{suffix}").st_size
     return {
         "cpu_percent": psutil.cpu_percent(None),
         "cpus": psutil.cpu_count(),
         "ram_used": memory.total - memory.available,
         "ram_total": memory.total,
         "disk_free": psutil.disk_usage(str(folder)).free,
-        "db_bytes": size,
+        "db_bytes": database_bytes(db),
     }
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from aglite.history import history, live_steps
+from aglite.history import database_bytes, history, live_steps
 from aglite.paths import RunDir
 from aglite.show import rollout_detail
 from aglite.store import Store
@@ -49,14 +49,9 @@ class StoredRun:
             "gate": None,
             "engine": None,
             "gpu": [],
-            "host": {"db_bytes": self._database_size()},
+            "host": {"db_bytes": database_bytes(self.run_dir.db)},
             **history(store),
         }
-
-    def _database_size(self) -> int:
-        """Bytes of the file and its write-ahead log."""
-        db = self.run_dir.db
-        return sum(file.stat().st_size for file in (db, db.with_name(f"{db.name}-wal")) if file.exists())
 
     def rollouts(
         self, *, state: str | None = None, step: int | None = None, limit: int | None = None, after: str | None = None

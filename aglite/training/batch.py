@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -13,6 +12,7 @@ from aglite.training.advantage import advantages, token_weights
 from aglite.training.metrics import forest_stats, reward_stats, staleness_stats
 from aglite.training.samples import Sample, build_samples, loss_bearing
 from aglite.training.schedule import plan_micro_batches, split_mini_batches
+from aglite.worker.io import pack_floats, pack_ids
 
 
 @dataclass(slots=True)
@@ -161,10 +161,10 @@ def _weigh(
                 continue
             rows.append(
                 {
-                    "ids": array("i", sample.input_ids).tobytes(),
+                    "ids": pack_ids(sample.input_ids),
                     "mask": bytes(sample.loss_mask),
                     "fresh": bytes(v == version for v in sample.versions),
-                    "logprobs": array("f", sample.logprobs).tobytes(),
+                    "logprobs": pack_floats(sample.logprobs),
                     "advantage": rollout.advantage,
                     "weight": weight,
                     "rollout": number,
