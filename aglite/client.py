@@ -55,11 +55,23 @@ class ControlClient:
         """One rollout with its `calls` and `samples` as lists."""
         return self._get(f"/api/rollouts/{quote(rollout_id, safe='')}")
 
+    def tokens(self, rollout_id: str) -> list[dict[str, Any]]:
+        """The samples of a rollout, token by token."""
+        return self._get(f"/api/rollouts/{quote(rollout_id, safe='')}/tokens")
+
+    def recipe(self) -> list[dict[str, Any]]:
+        """The resolved recipe, key by key."""
+        return self._get("/api/recipe")
+
+    def sandboxes(self) -> list[dict[str, Any]]:
+        return self._get("/api/sandboxes")
+
     def steps(self) -> list[dict[str, Any]]:
         return self._get("/api/steps")
 
     def post(self, action: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
-        """`pause`, `resume`, `stop`, `checkpoint`, `evaluate`, `rollouts/ID/kill`."""
+        """`pause`, `resume`, `preempt`, `stop`, `checkpoint`, `evaluate`, `concurrency`, and of one rollout or task
+        `rollouts/ID/kill`, `/retry`, `/quarantine`, `tasks/ID/quarantine`, `/release`."""
         return self._json("POST", f"/api/{action}", body or {})
 
     def events(self, after: int = 0) -> Iterator[dict[str, Any]]:

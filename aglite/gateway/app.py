@@ -5,17 +5,28 @@ No framework on this path: validation models and dependency graphs cost more tha
 
 from __future__ import annotations
 
+import asyncio
+from pathlib import Path
 from typing import Any
 
 import orjson
 
 from aglite.gateway.connection import Connection, Receive, Send
-from aglite.gateway.dialects.base import Dialect, Problem
+from aglite.gateway.dialects.base import CountingDialect, Dialect, Problem
 from aglite.gateway.dialects.chat import ChatDialect
 from aglite.gateway.dialects.completions import CompletionsDialect
+from aglite.gateway.dialects.messages import CountTokensDialect, MessagesDialect
+from aglite.gateway.dialects.messages_writer import models_body
+from aglite.gateway.dialects.responses import InputTokensDialect, ResponsesDialect
 from aglite.gateway.gateway import Gateway
+from aglite.gateway.retrieval import retrieve
+
+BODY_TIMEOUT_S = 120.0
+"""Longest time that the body of a request may take to arrive."""
 
 _PREFIX = "/rollouts/"
+_RECORDED = "/responses/"
+_OPENAPI = Path(__file__).with_name("openapi.json")
 
 
 class ModelApp:
@@ -23,9 +34,17 @@ class ModelApp:
 
     def __init__(self, gateway: Gateway) -> None:
         self._gateway = gateway
-        chat = ChatDialect()
-        self._dialects: dict[str, Dialect] = {"/chat/completions": chat, "/completions": CompletionsDialect()}
-        self._default = chat
+        self._chat, self._messages = ChatDialect(), MessagesDialect()
+        self._dialects: dict[str, Dialect] = {
+            "/chat/completions": self._chat,
+            "/completions": CompletionsDialect(),
+            "/responses": ResponsesDialect(),
+            "/messages": self._messages,
+        }
+        self._counting: dict[str, CountingDialect] = {
+            "/messages/count_tokens": CountTokensDialect(),
+            "/responses/input_tokens": InputTokensDialect(),
+        }
 
     async def __call__(self, scope: dict[str, Any], receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
@@ -36,40 +55,63 @@ class ModelApp:
     async def _http(self, scope: dict[str, Any], receive: Receive, send: Send) -> None:
         method = scope["method"]
         connection = Connection(receive, send)
+        if method == "GET" and scope["path"].endswith("/openapi.json"):
+            await connection.respond(200, _OPENAPI.read_bytes())
+            return
         if method == "HEAD":  # some clients ask for the base URL to see whether anybody is there
             await connection.respond(200, b"")
             return
         rollout_id, route = split_path(scope["path"])
-        dialect = self._dialects.get(route)
+        counting = self._counting.get(route)
+        if counting is None and route.startswith(_RECORDED):
+            await self._recorded(scope, rollout_id, route.removeprefix(_RECORDED), connection)
+            return
+        dialect = counting or self._dialects.get(route)
+        token, retry, anthropic = _headers(scope["headers"])
         problem: Problem | None = None
         if dialect is None and route != "/models" and not route.startswith("/models/"):
             problem = Problem(404, "not_found", f"there is no route {scope['path']}", code="not_found")
         elif method != ("GET" if dialect is None else "POST"):
             problem = Problem(405, "method", f"{scope['path']} does not take {method}", code="method_not_allowed")
         else:
-            token, retry = _headers(scope["headers"])
             session = await self._gateway.authenticate(token, rollout_id)
             if isinstance(session, Problem):
                 problem = session
             elif dialect is None:
-                await connection.respond(200, self._models(route))
+                await connection.respond(200, self._models(route, anthropic))
                 return
             else:
-                limit = session.limits.request_bytes
                 try:
-                    body = await connection.read_body(limit)
+                    body = await read_body(scope, connection, session.limits.request_bytes)
                 except ConnectionResetError:
                     return
-                if body is not None:
+                if isinstance(body, bytes) and counting is not None:
+                    await self._gateway.count_tokens(session, counting, body, connection)
+                    return
+                if isinstance(body, bytes):
                     await self._gateway.handle(session, dialect, body, connection, retry=retry)
                     return
-                problem = Problem(413, "too_large", f"the request body is longer than {limit} bytes", param="body")
-        headers = problem.headers
-        if problem.kind == "too_large":  # the rest of the body may not have been read
-            headers = [*headers, (b"connection", b"close")]
-        await connection.respond(problem.status, (dialect or self._default).error(problem), headers)
+                problem = body
+        speaking = dialect or (self._messages if anthropic else self._chat)
+        answer = connection.refuse if problem.kind == "too_large" else connection.respond
+        await answer(problem.status, speaking.error(problem), problem.headers)
 
-    def _models(self, route: str) -> bytes:
+    async def _recorded(self, scope: dict[str, Any], rollout_id: str | None, path: str, connection: Connection) -> None:
+        """A response that was given before."""
+        session = await self._gateway.authenticate(_headers(scope["headers"])[0], rollout_id)
+        found: bytes | Problem = (
+            session
+            if isinstance(session, Problem)
+            else retrieve(self._gateway.store, session, scope["method"], path, scope["query_string"])
+        )
+        if isinstance(found, Problem):
+            await connection.respond(found.status, self._chat.error(found), found.headers)
+        else:
+            await connection.respond(200, found)
+
+    def _models(self, route: str, anthropic: bool) -> bytes:
+        if anthropic:
+            return models_body(self._gateway.model_name, self._gateway.context_length, one=route != "/models")
         models = self._gateway.models()
         return orjson.dumps(models if route == "/models" else models["data"][0])
 
@@ -77,6 +119,22 @@ class ModelApp:
 def create_model_app(gateway: Gateway) -> ModelApp:
     """The ASGI application for agents: model routes only."""
     return ModelApp(gateway)
+
+
+async def read_body(scope: dict[str, Any], connection: Connection, limit: int) -> bytes | Problem:
+    """The body of a request, or what is wrong with it. Raises ConnectionResetError if it breaks off."""
+    for name, value in scope["headers"]:
+        if name == b"content-encoding" and value.strip().lower() not in (b"", b"identity"):
+            what = value.decode("latin-1")
+            return Problem(415, "too_large", f"the body is compressed ({what}); send it as it is", param="body")
+    try:
+        async with asyncio.timeout(BODY_TIMEOUT_S):
+            body = await connection.read_body(limit)
+    except TimeoutError:
+        return Problem(408, "too_large", f"the request body did not arrive within {BODY_TIMEOUT_S:g} s", param="body")
+    if body is None:
+        return Problem(413, "too_large", f"the request body is longer than {limit} bytes", param="body")
+    return body
 
 
 def split_path(path: str) -> tuple[str | None, str]:
@@ -88,19 +146,21 @@ def split_path(path: str) -> tuple[str | None, str]:
     return rollout_id, path.removeprefix("/v1").rstrip("/") or "/"
 
 
-def _headers(headers: list[tuple[bytes, bytes]]) -> tuple[str | None, bool]:
-    """Token, and whether the client says that it is trying again."""
-    token, retry = None, False
+def _headers(headers: list[tuple[bytes, bytes]]) -> tuple[str | None, bool, bool]:
+    """Token, whether the client says that it is trying again, and whether it is one of Anthropic's API."""
+    token, retry, anthropic = None, False, False
     for name, value in headers:
         if name == b"authorization":
             scheme, _, rest = value.partition(b" ")
             if scheme.lower() == b"bearer":
                 token = rest.strip().decode("latin-1")
         elif name == b"x-api-key":
-            token = token or value.decode("latin-1")
+            token = token or value.strip().decode("latin-1")
         elif name == b"x-stainless-retry-count":
             retry = value != b"0"
-    return token, retry
+        elif name == b"anthropic-version":
+            anthropic = True
+    return token, retry, anthropic
 
 
 async def _lifespan(receive: Receive, send: Send) -> None:

@@ -14,7 +14,8 @@ from typing import Any
 
 import orjson
 
-from aglite.gateway.replies import HermesParser, ReplyParser
+from aglite.gateway.grammar import Format, hermes_calls
+from aglite.gateway.parsers import HermesParser, ReplyParser
 from aglite.gateway.tokenizer import TextTokenizer
 
 Message = dict[str, Any]
@@ -75,6 +76,12 @@ class ChatMLRenderer:
 
     def parser(self, prompt: Sequence[int], *, tools: Sequence[Message], stops: Sequence[str]) -> ReplyParser:
         return HermesParser(self.tokenizer, stops=stops, tools=bool(tools))
+
+    def calls_format(self, functions: Sequence[tuple[str, Format]], one_call: bool) -> Format:
+        return hermes_calls(self.tokenizer, functions, one_call)
+
+    def framed(self, prompt: Sequence[int], answer: Format) -> Format:
+        return answer
 
     def _turns(self, ids: list[int], messages: Sequence[Message]) -> None:
         at = 0

@@ -6,6 +6,7 @@ where they run through a recorded reply, the prompt is the recorded tokens plus 
 
 from __future__ import annotations
 
+import hashlib
 from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,6 +14,8 @@ from typing import Any, Literal
 
 import orjson
 
+from aglite.gateway.arguments import canonical, read_arguments
+from aglite.gateway.dialects.base import RequestError
 from aglite.gateway.renderers import ChatRenderer
 from aglite.gateway.tokentree import Node, TokenTree
 
@@ -27,7 +30,7 @@ _TEXT = b"text"
 class Turn:
     """A point in the tree of messages: the list of messages from its root."""
 
-    __slots__ = ("calls", "children", "depth", "parent", "replies")
+    __slots__ = ("calls", "cause", "children", "depth", "parent", "replies")
 
     def __init__(self, parent: Turn | None) -> None:
         self.parent = parent
@@ -35,6 +38,7 @@ class Turn:
         self.children: dict[Any, Turn] = {}
         self.calls: list[Call] = []  # requests that asked with exactly these messages
         self.replies: list[Call] = []  # calls whose reply is the last of these messages
+        self.cause: ForkCause | None = None  # of the first request with exactly these messages, answered or not
 
 
 class Call:
@@ -100,8 +104,9 @@ class Conversations:
         self._tokens = TokenTree()
         self._known: set[Any] = set()
         self._arguments: dict[str, Any] = {}
+        self._unreadable: dict[str, Any] = {}
         self._any = False
-        self._texts: list[tuple[str, Sequence[Message], Call]] = []
+        self._texts: dict[int, dict[bytes, tuple[Sequence[Message], Call]]] = {}
 
     def plan(self, messages: Sequence[Message], tools: Sequence[Message] = ()) -> Plan:
         """Match a request, in normal form, against what is recorded and make its prompt."""
@@ -114,7 +119,9 @@ class Conversations:
         matched = next((turn.replies[-1] for turn in reversed(path) if turn.replies), None)
         if matched is None:
             prompt = self._render(messages, tools)
-            return self._placed(prompt, self._unmatched(keys), None, None, messages, tools_key, keys, path)
+            asked = path[-1].cause if len(path) > len(keys) else None
+            fork = self._unmatched(keys) if asked is None else asked
+            return self._placed(prompt, fork, None, None, messages, tools_key, keys, path)
         reply_turn = matched.reply_turn
         assert reply_turn is not None
         new = messages[reply_turn.depth :]
@@ -134,12 +141,16 @@ class Conversations:
 
     def plan_text(self, prompt: str | Sequence[int]) -> Plan:
         """The same for text completion. A text that begins with a recorded prompt and its reply continues those tokens;
-        an end of turn that the model sampled is no text and so not continued. Token ids are taken as they are."""
+        an end of turn that the model sampled is no text and so not continued. Token ids are taken as they are. Raises
+        RequestError for ids that the model has not."""
         tokenizer = self._renderer.tokenizer
+        if not isinstance(prompt, str) and max(prompt) >= tokenizer.vocab_size:
+            raise RequestError(
+                "prompt", f"prompt has the token id {max(prompt)}, the model has {tokenizer.vocab_size} tokens"
+            )
         text = prompt if isinstance(prompt, str) else tokenizer.decode(prompt)
-        known = max((one for one in self._texts if text.startswith(one[0])), key=lambda one: len(one[0]), default=None)
-        said, messages, matched = known or ("", [], None)
-        rest = text[len(said) :]
+        said, messages, matched = self._said(text)
+        rest = text[said:]
         messages = [*messages, {"role": "text", "content": rest}]
         keys = [self._key(message) for message in messages]
         path, _ = self._walk(_TEXT, keys)
@@ -157,6 +168,20 @@ class Conversations:
         plan.text = text
         return plan
 
+    def _said(self, text: str) -> tuple[int, Sequence[Message], Call | None]:
+        """The longest recorded prompt with its reply that a text begins with: its length, its messages, its call."""
+        found: tuple[int, Sequence[Message], Call | None] = (0, [], None)
+        digest, at = _hash(""), 0
+        for length in sorted(self._texts):  # one walk, and no text is kept: each has all the earlier ones in it
+            if length > len(text):
+                break
+            digest.update(text[at:length].encode())
+            at = length
+            known = self._texts[length].get(digest.digest())
+            if known is not None:
+                found = (length, *known)
+        return found
+
     def record(
         self,
         plan: Plan,
@@ -172,19 +197,27 @@ class Conversations:
         call.node = self._tokens.insert(plan.prompt + response, call, plan.start)
         self._any = True
         call.turn = self._turn(plan.tools_key, plan.keys)
+        for message, key in zip(plan.messages[plan.base_messages :], plan.keys[plan.base_messages :], strict=True):
+            self._remember(message, key)
         self._known.update(key for key in plan.keys if key[0] != "system")
+        if call.turn.cause is None:
+            call.turn.cause = plan.cause
         if not continuable:
             return call
-        if call.node.end is None:
+        if call.node.end is None and call.node.length:  # without tokens all calls would be one
             call.node.end = call
         call.turn.calls.append(call)
         if reply is not None:
+            self._note_unreadable(reply)
             key = self._key(reply)
+            self._remember(reply, key)
             turn = self._child(call.turn, key)
             turn.replies.append(call)
             call.reply_turn = turn
             if plan.text is not None:
-                self._texts.append((plan.text + reply["content"], [*plan.messages, reply], call))
+                said = plan.text + reply["content"]
+                same_length = self._texts.setdefault(len(said), {})
+                same_length.setdefault(_hash(said).digest(), ([*plan.messages, reply], call))
             if key[3]:  # harnesses that drop reasoning send the same message without it
                 bare = (*key[:3], "")
                 known = call.turn.children.get(bare)
@@ -292,19 +325,37 @@ class Conversations:
         calls = tuple(
             (
                 call["function"]["name"],
-                self._canonical(call["function"]["arguments"]),
+                self._canonical(call["id"], call["function"]["arguments"]),
                 call["id"] if self._renderer.keeps_call_ids else None,
             )
             for call in message.get("tool_calls") or ()
         )
         return (role, message["content"].strip(), calls, message.get("reasoning_content") or "")
 
-    def _canonical(self, arguments: str) -> Any:
+    def _remember(self, message: Message, key: Any) -> None:
+        """Keep the canonical form of arguments that will come again with every request; of recorded calls only, so that
+        requests which are refused leave nothing behind."""
+        for call, known in zip(message.get("tool_calls") or (), key[2] if key[0] == "assistant" else (), strict=True):
+            if call["id"] not in self._unreadable:
+                self._arguments[call["function"]["arguments"]] = known[1]
+
+    def _note_unreadable(self, reply: Message) -> None:
+        """Arguments that are no JSON object come back as whatever the harness made of them: such a call is known by its
+        id alone."""
+        for call in reply.get("tool_calls") or ():
+            arguments = call["function"]["arguments"]
+            if read_arguments(arguments) is None:
+                self._unreadable[call["id"]] = canonical(arguments)
+            else:
+                self._unreadable.pop(call["id"], None)
+
+    def _canonical(self, call_id: str, arguments: str) -> Any:
+        unreadable = self._unreadable.get(call_id)
+        if unreadable is not None:
+            return unreadable
         known = self._arguments.get(arguments)
-        if known is None:
-            try:
-                known = orjson.dumps(orjson.loads(arguments), option=orjson.OPT_SORT_KEYS)
-            except orjson.JSONDecodeError:
-                known = arguments.strip()
-            self._arguments[arguments] = known
-        return known
+        return canonical(arguments) if known is None else known
+
+
+def _hash(text: str) -> hashlib.blake2b:
+    return hashlib.blake2b(text.encode(), digest_size=16)

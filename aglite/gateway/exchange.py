@@ -11,11 +11,20 @@ from typing import TYPE_CHECKING, Any, Literal
 from aglite.errors import AgliteError, EngineError
 from aglite.gateway.connection import Connection
 from aglite.gateway.continuation import Call, Plan
-from aglite.gateway.dialects.base import Dialect, Outcome, Problem, Request, TokenInfo, Writer
+from aglite.gateway.dialects.base import Dialect, Outcome, Problem, Request, RequestError, TokenInfo, Writer
 from aglite.gateway.gate import HeldTooLong
+from aglite.gateway.grammar import grammar_of
+from aglite.gateway.problems import (
+    engine_problem,
+    held_problem,
+    limit_problem,
+    request_problem,
+    unconstrained_problem,
+)
 from aglite.gateway.replies import Piece
 from aglite.gateway.sampling import Sampling
 from aglite.gateway.sessions import Session
+from aglite.gateway.text import TextSampling
 from aglite.store.records import CallRecord
 
 if TYPE_CHECKING:
@@ -45,11 +54,13 @@ class Exchange:
         self.joiners = 0
         self._held_before = gateway.gate.closed_s()
         self._started_at = time.time()
-        self._samplings: list[Sampling] = []
+        self._samplings: list[Sampling] | list[TextSampling] = []
         self._calls: list[Call] = []
         self._writer: Writer
         self._task = asyncio.current_task()
+        self._sampling_since = 0.0
         self._interruptible = True
+        self._delivering = False
         self._why: Interruption | None = None
 
     @property
@@ -58,8 +69,9 @@ class Exchange:
         return self.gateway.gate.closed_s() - self._held_before
 
     def interrupt(self, why: Interruption) -> None:
-        """Stop sampling; what was sampled is recorded."""
-        if not self._interruptible or self._why is not None or (why == "gone" and self.joiners):
+        """Stop sampling; what was sampled is recorded. Or stop waiting for a client that does not read its reply."""
+        able = self._interruptible or (self._delivering and why == "ended")
+        if not able or self._why is not None or (why == "gone" and self.joiners):
             return
         self._why = why
         assert self._task is not None
@@ -85,7 +97,7 @@ class Exchange:
             self.session.request_ended()
             self.done.set_result(None)
             # Exchanges are kept a while for retries, but not the history with them.
-            self.request.messages, self.request.tools, self.request.prompt = [], [], None
+            self.request.messages, self.request.tools, self.request.prompt, self.request.memo = [], [], None, None
             self._samplings.clear()
             self.__dict__.pop("plan", None)
 
@@ -96,13 +108,12 @@ class Exchange:
         failure: Problem | None = None
         try:
             async with self.gateway.gate.through():
+                self._sampling_since = time.monotonic()
                 await self._sample_all()
         except HeldTooLong as held:
-            failure = self._held_problem(held.retry_after_s)
+            failure = held_problem(self.gateway.gate.max_hold_s, held.retry_after_s)
         except EngineError as error:
-            failure = Problem(
-                503, "engine", f"the engine failed: {error.message}", code="engine_error", retry_after_s=5
-            )
+            failure = engine_problem(self.dialect, self.request, error)
         except asyncio.CancelledError:
             if self._why is None:
                 raise
@@ -112,7 +123,7 @@ class Exchange:
             engine_errors = group.subgroup(EngineError)
             if engine_errors is None:
                 raise
-            failure = engine_problem(engine_errors.exceptions[0])
+            failure = engine_problem(self.dialect, self.request, engine_errors.exceptions[0])
         self._interruptible = False
         closing = [sampling.finish() for sampling in self._samplings] if failure is None else []
         try:
@@ -137,17 +148,28 @@ class Exchange:
             return limit_problem(
                 "sampled_tokens", f"this rollout may sample {limits.sampled_tokens} tokens, they are used up"
             )
-        if request.prompt is None:
-            self.plan = session.conversations.plan(request.messages, request.tools)
-        else:
-            self.plan = session.conversations.plan_text(request.prompt)
-        room = gateway.context_length - self.plan.prompt_len
-        if room <= 0:
-            return self.dialect.context_problem(request, self.plan.prompt_len, gateway.context_length)
+        if request.prompt is not None and gateway.text_only:
+            return Problem(400, "invalid", "text completion needs a model whose tokens are known", param="prompt")
+        grammar = None
+        try:
+            self.plan = session.plan(request)
+            request.prompt_tokens = self.plan.prompt_len
+            room = (gateway.context_length or 2**31) - self.plan.prompt_len
+            if room <= 0:
+                return self.dialect.context_problem(request, self.plan.prompt_len, gateway.context_length)
+            if request.constrained_by and not gateway.text_only:
+                if not gateway.engine.info.constrains:
+                    return unconstrained_problem(request, gateway.engine.info.kind)
+                grammar = grammar_of(request, gateway.renderer, self.plan.prompt_ids)
+        except RequestError as error:
+            return request_problem(error)
         tokens = min(room, budget, request.max_tokens or room)
         for index in range(request.n):
-            params = gateway.sampling(session, request, tokens)
-            self._samplings.append(Sampling(index, params, request, self.plan, session, gateway.renderer))
+            params = gateway.sampling(session, request, tokens, grammar)
+            if gateway.text_only:
+                self._samplings.append(TextSampling(index, params, request, session))
+            else:
+                self._samplings.append(Sampling(index, params, request, self.plan, session, gateway.renderer))
             session.calls += 1
         self._writer = self.dialect.writer(request, request.model or gateway.model_name)
         return None
@@ -162,8 +184,8 @@ class Exchange:
             for sampling in self._samplings:
                 group.create_task(self._sample(sampling))
 
-    async def _sample(self, sampling: Sampling) -> None:
-        stream = self.gateway.engine.generate(self.plan.prompt_ids, sampling.params)
+    async def _sample(self, sampling: Any) -> None:
+        stream = sampling.stream(self.gateway.engine)
         async with contextlib.aclosing(stream):  # type: ignore[type-var]
             async for chunk in stream:
                 pieces, infos = sampling.take(chunk)
@@ -181,19 +203,10 @@ class Exchange:
 
     def _interruption(self) -> Problem:
         if self._why == "held":
-            return self._held_problem(HeldTooLong.retry_after_s)
+            return held_problem(self.gateway.gate.max_hold_s, HeldTooLong.retry_after_s)
         if self._why == "ended":
             return Problem(401, "ended", "this rollout has ended", code="rollout_ended")
         return Problem(499, "ended", "the client closed the connection")
-
-    def _held_problem(self, retry_after_s: int) -> Problem:
-        return Problem(
-            503,
-            "held",
-            f"the model is being updated; the request was held for {self.gateway.gate.max_hold_s:g} s",
-            code="held_too_long",
-            retry_after_s=retry_after_s,
-        )
 
     # recording
 
@@ -217,11 +230,12 @@ class Exchange:
             self._calls.append(call)
             first = first or call
         if failure is None:
-            tokens = sum(len(sampling.ids) for sampling in samplings)
-            self.outcome = Outcome([sampling.choice() for sampling in samplings], self.plan.prompt_len, tokens)
+            tokens = sum(sampling.sampled for sampling in samplings)
+            choices = [sampling.choice() for sampling in samplings]
+            self.outcome = Outcome(choices, samplings[0].prompt_tokens, tokens)
         earlier = self.session.conversations.undelivered(self.plan.matched)
         if earlier:
-            self.gateway.delivered(earlier)
+            self.gateway.deliveries.note(earlier)
 
     def _call_record(self, sampling: Sampling, failure: Problem | None, first: Call | None) -> CallRecord:
         plan, session = self.plan, self.session
@@ -244,10 +258,12 @@ class Exchange:
             versions=sampling.versions,
             dialect=self.dialect.name,
             reply_message=sampling.reply.message() if failure is None else None,
+            reply_id=self.request.reply_id if failure is None and self.request.nameable else None,
             request=self._asked(sampling),
             finish_reason=sampling.choice().finish_reason if failure is None else "",
             status=status,
             error="" if failure is None else failure.message,
+            constrained=sampling.params.grammar is not None,
             held_s=self.held_s,
             started_at=self._started_at,
             first_token_at=sampling.first_token_at,
@@ -256,20 +272,14 @@ class Exchange:
 
     def _asked(self, sampling: Sampling) -> dict[str, Any]:
         """What the agent asked for, and what the engine was asked for in its place."""
-        request, params = self.request, sampling.params
+        request = self.request
         asked: dict[str, Any] = dict(request.asked)
         asked.update(model=request.model, stream=request.stream, max_tokens=request.max_tokens)
         if request.stops:
             asked["stop"] = list(request.stops)
         if request.tools:
             asked["tools"] = [tool["function"]["name"] for tool in request.tools]
-        used: dict[str, Any] = {"temperature": params.temperature, "max_tokens": params.max_tokens}
-        if params.seed is not None:
-            used["seed"] = params.seed
-        for name, off in (("top_p", 1.0), ("top_k", 0), ("min_p", 0.0)):
-            if getattr(params, name) != off:
-                used[name] = getattr(params, name)
-        return {"asked": asked, "used": used}
+        return {"asked": asked, "used": sampling.used()}
 
     # delivery
 
@@ -277,6 +287,21 @@ class Exchange:
         assert self.outcome is not None
         if self.connection.gone:
             return
+        self._delivering = True
+        try:
+            await self._write_reply(closing)
+        except asyncio.CancelledError:
+            if self._why is None:
+                raise
+            asyncio.current_task().uncancel()  # type: ignore[union-attr]
+            return
+        finally:
+            self._delivering = False
+        if self.connection.complete:
+            self.mark_delivered()
+
+    async def _write_reply(self, closing: list[list[Piece]]) -> None:
+        assert self.outcome is not None
         if self.request.stream:
             data = b"" if self.connection.started else self._writer.open()
             for sampling, pieces in zip(self._samplings, closing, strict=True):
@@ -284,14 +309,32 @@ class Exchange:
             await self.connection.finish(data + self._writer.close(self.outcome))
         else:
             await self.connection.respond(200, self._writer.body(self.outcome))
-        if self.connection.complete:
-            self.mark_delivered()
 
-    async def replay(self, connection: Connection) -> None:
-        """Give the recorded reply to a retry of the request."""
+    def silent(self, silent_s: float) -> bool:
+        """Whether a stream has had nothing written to it for so long. One that waits for its first token counts, but
+        not while the gate holds it: a hold that lasts too long must still be able to end in an error."""
+        if self.connection.started:
+            return self.connection.silent(silent_s)
+        waits = self.request.stream and bool(self._sampling_since)
+        return waits and time.monotonic() - self._sampling_since >= silent_s
+
+    async def keep_alive(self) -> None:
+        """Write something into a silent stream; one that waits for its first token is opened."""
+        if self.connection.started:
+            await self.connection.keep_alive(self._writer.keep_alive)
+        else:
+            await self.connection.write(self._writer.open())
+
+    def error_event(self, problem: Problem) -> bytes:
+        """What ends the stream that was opened, when there is no whole reply."""
+        return self._writer.error(problem)
+
+    async def replay(self, request: Request, connection: Connection) -> None:
+        """Give the recorded reply to a retry: `request` is the same once more."""
         assert self.outcome is not None
-        writer = self.dialect.writer(self.request, self.request.model or self.gateway.model_name)
-        if self.request.stream:
+        request.reply_id, request.prompt_tokens = self.request.reply_id, self.outcome.prompt_tokens
+        writer = self.dialect.writer(request, request.model or self.gateway.model_name)
+        if request.stream:
             data = writer.open()
             for choice in self.outcome.choices:
                 data += writer.pieces(choice.index, choice.reply.pieces(), choice.tokens)
@@ -307,13 +350,4 @@ class Exchange:
         for call in fresh:
             call.delivered = True
         if fresh:
-            self.gateway.delivered([call.id for call in fresh])
-
-
-def limit_problem(name: str, message: str) -> Problem:
-    return Problem(403, "limit", message, code=f"rollout_limit_{name}")
-
-
-def engine_problem(error: BaseException) -> Problem:
-    reason = error.message if isinstance(error, AgliteError) else str(error)
-    return Problem(503, "engine", f"the engine failed: {reason}", code="engine_error", retry_after_s=5)
+            self.gateway.deliveries.note([call.id for call in fresh])

@@ -6,34 +6,43 @@ import asyncio
 import hashlib
 import logging
 import time
-from collections.abc import Iterable
-from typing import Any
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
 import orjson
 
 from aglite.config import GatewaySettings, Limits, TrainSampling, ValSampling
 from aglite.engine.base import Engine, SamplingParams
-from aglite.errors import AgliteError
 from aglite.gateway.connection import Connection
 from aglite.gateway.continuation import Conversations
-from aglite.gateway.dialects.base import Dialect, Problem, Request, RequestError
+from aglite.gateway.delivery import Deliveries
+from aglite.gateway.dialects.base import CountingDialect, Dialect, Problem, Request, RequestError
 from aglite.gateway.exchange import Exchange
 from aglite.gateway.gate import Gate
+from aglite.gateway.problems import request_problem
+from aglite.gateway.recall import recall
 from aglite.gateway.renderers import ChatRenderer
 from aglite.gateway.sessions import Session, Sessions, new_token
+from aglite.gateway.text import TextRenderer
 from aglite.paths import new_id
 from aglite.store import Store
+
+if TYPE_CHECKING:
+    from aglite.engine.api import ApiEngine
 
 log = logging.getLogger("aglite.gateway")
 
 KEEPALIVE_S = 15.0
 """Silence in an open stream after which a keep-alive is written."""
 
+NESTING = 250
+"""Levels of nesting that the JSON of a request body may have."""
+
 EXTERNAL_CALLS = 2000
 """Calls after which a session of `serve_open` ends and the next call begins a new one: memory stays bounded."""
 
-RETRIES_KEPT = 16
-"""Last exchanges of a session in which a retry is looked for."""
+EXTERNAL_SESSIONS = 256
+"""Sessions of `serve_open` at a time; one more ends the one that has been silent for longest."""
 
 
 class Gateway:
@@ -41,9 +50,9 @@ class Gateway:
 
     def __init__(
         self,
-        engine: Engine,
+        engine: Engine | ApiEngine,
         store: Store,
-        renderer: ChatRenderer,
+        renderer: ChatRenderer | TextRenderer,
         *,
         model_name: str,
         settings: GatewaySettings,
@@ -52,6 +61,8 @@ class Gateway:
         self.engine = engine
         self.store = store
         self.renderer = renderer
+        self.text_only = isinstance(renderer, TextRenderer)
+        """Whether the model's tokens are unknown."""
         self.model_name = model_name
         self.settings = settings
         self.context_length = context_length
@@ -59,10 +70,10 @@ class Gateway:
         self.serve_open = False
         """`aglite serve`: a bearer token that no rollout has opens a session of its own."""
         self.sessions = Sessions()
-        self._delivered: list[int] = []
-        self._flusher: asyncio.Task[None] | None = None
+        self.deliveries = Deliveries(store)
         self._in_flight: set[Exchange] = set()
         self._ticker: asyncio.Task[None] | None = None
+        self._keeping_alive: set[asyncio.Task[None]] = set()
         self._opening: dict[str, asyncio.Future[Session]] = {}
 
     # sessions
@@ -99,11 +110,13 @@ class Gateway:
         if session is None:
             return
         session.closed = True
-        for exchange in list(session.exchanges):
-            exchange.interrupt("ended")
-        await session.settled()
-        session.last.clear()
-        await self.flush()
+        # Again and again: one that is being recorded now may find that its client reads nothing.
+        while session.exchanges:
+            for exchange in session.exchanges:
+                exchange.interrupt("ended")
+            await asyncio.wait([exchange.done for exchange in session.exchanges], timeout=0.2)
+        session.retries.clear()
+        await self.deliveries.flush()
 
     async def authenticate(self, token: str | None, rollout_id: str | None) -> Session | Problem:
         """The session of a request, from its bearer token and the rollout in its path."""
@@ -127,6 +140,7 @@ class Gateway:
         return await asyncio.shield(pending)
 
     async def _begin_external(self, token: str) -> Session:
+        await self._make_room()
         rollout_id = new_id("r")
         await self.store.add_rollout(rollout_id, "external", None, "serve", "external")
         limits = Limits(calls=2**31, sampled_tokens=2**31)
@@ -136,6 +150,13 @@ class Gateway:
         )
         return session
 
+    async def _make_room(self) -> None:
+        """Anybody may come by any token, so that only the number of them keeps memory bounded."""
+        strangers = [session for session in self.sessions if session.sampling is None]
+        idle = [session for session in strangers if not session.exchanges]
+        if len(strangers) >= EXTERNAL_SESSIONS and idle:
+            await self._end_external(min(idle, key=lambda session: session.used_at))
+
     async def stop(self) -> None:
         """End all sessions; those that `serve_open` began end as done."""
         for session in self.sessions:
@@ -143,7 +164,7 @@ class Gateway:
                 await self._end_external(session)
             else:
                 await self.close_session(session.rollout_id)
-        await self.flush()
+        await self.deliveries.stop()
 
     async def _end_external(self, session: Session) -> None:
         await self.close_session(session.rollout_id)
@@ -159,76 +180,108 @@ class Gateway:
         self, session: Session, dialect: Dialect, body: bytes, connection: Connection, *, retry: bool = False
     ) -> None:
         """Answer one request of a model route."""
+        exchange: Exchange | None = None
         try:
-            problem = await self._handle(session, dialect, body, connection, retry)
+            problem, exchange = await self._begin(session, dialect, body, connection, retry)
+            if exchange is not None:
+                problem = await exchange.run()
         except Exception as error:  # a defect of ours: the agent gets an error in its dialect, the log the traceback
             log.exception("a request of rollout %s failed", session.rollout_id)
             session.infra_error = f"{type(error).__name__}: {error}"
             problem = Problem(500, "engine", "internal error of the gateway", code="internal_error")
         if problem is None or connection.gone:
             return
-        if connection.started:
-            await connection.finish(dialect.error_event(problem))
-        else:
+        if not connection.started:
             await connection.respond(problem.status, dialect.error(problem), problem.headers)
+        elif exchange is not None:
+            await connection.finish(exchange.error_event(problem))
 
-    async def _handle(
+    async def _begin(
         self, session: Session, dialect: Dialect, body: bytes, connection: Connection, retry: bool
-    ) -> Problem | None:
+    ) -> tuple[Problem | None, Exchange | None]:
+        """Read a request. Returns what is wrong with it, or the exchange that will answer it; neither if it was a retry
+        that an earlier exchange has answered."""
         digest = hashlib.blake2b(body, digest_size=16, person=dialect.name.encode()[:16]).digest()
-        earlier = session.last.get(digest)
-        if earlier is not None and await self._joined(earlier, connection, retry):
-            return None
         try:
-            request = dialect.parse(orjson.loads(body))
-        except orjson.JSONDecodeError as error:
-            return Problem(400, "invalid", f"the request body is not valid JSON: {error}", param="body")
+            request = parse(dialect, body)
+            earlier = session.retries.find(digest, retry)
+            if earlier is not None and await self._joined(session, earlier, request, connection):
+                return None, None
+            recall(self.store, session, request)
         except RequestError as error:
-            return Problem(400, "invalid", error.message, param=error.param, code=error.code)
+            return request_problem(error), None
         exchange = Exchange(self, session, dialect, request, connection)
-        session.last.pop(digest, None)
-        session.last[digest] = exchange
-        if len(session.last) > RETRIES_KEPT:
-            del session.last[next(iter(session.last))]
-        return await exchange.run()
+        session.retries.add(digest, exchange)
+        return None, exchange
 
-    async def _joined(self, earlier: Exchange, connection: Connection, retry: bool) -> bool:
-        """Whether the request is a retry that an earlier exchange answers. Waits for that one to end."""
-        if not (retry or (earlier.connection.gone and not earlier.delivered)):
-            return False
-        if not earlier.done.done():
-            earlier.joiners += 1
-            try:
-                await asyncio.shield(earlier.done)
-            finally:
-                earlier.joiners -= 1
-        if earlier.outcome is None:
-            return False
-        await earlier.replay(connection)
-        return True
+    async def _joined(self, session: Session, earlier: Exchange, request: Request, connection: Connection) -> bool:
+        """Answer a retry with the reply of the exchange that it repeats, when that one has ended. False if it has none.
 
-    def sampling(self, session: Session, request: Request, max_tokens: int) -> SamplingParams:
+        Sampling goes on as long as one of their clients is there.
+        """
+        earlier.joiners += 1
+        watcher = asyncio.create_task(connection.watch(lambda: None))
+        try:
+            await asyncio.wait({earlier.done, watcher}, return_when=asyncio.FIRST_COMPLETED)
+            if connection.gone:
+                return True
+            if earlier.outcome is None:
+                session.retries.forget(earlier)
+                return False
+            await earlier.replay(request, connection)
+            return True
+        finally:
+            watcher.cancel()
+            earlier.joiners -= 1
+            if earlier.connection.gone:
+                earlier.interrupt("gone")
+
+    async def count_tokens(
+        self, session: Session, dialect: CountingDialect, body: bytes, connection: Connection
+    ) -> None:
+        """Answer how long the prompt of a request would be. Nothing is sampled or recorded."""
+        try:
+            request = parse(dialect, body)
+            recall(self.store, session, request)
+            plan = session.plan(request)
+        except RequestError as error:
+            problem = request_problem(error)
+        else:
+            if not self.text_only:
+                await connection.respond(200, dialect.count(plan.prompt_len))
+                return
+            problem = Problem(404, "not_found", "the tokens of this model are not known, so they cannot be counted")
+        await connection.respond(problem.status, dialect.error(problem), problem.headers)
+
+    def sampling(
+        self, session: Session, request: Request, max_tokens: int, grammar: str | None = None
+    ) -> SamplingParams:
         """How a call of the session is sampled: by the recipe in rollouts, as asked when serving."""
-        stop_ids = self.renderer.stop_ids
         rule = session.sampling
+        params = SamplingParams(
+            max_tokens,
+            stop_token_ids=self.renderer.stop_ids,
+            grammar=grammar,
+            top_logprobs=request.top_logprobs,
+            whole=not (request.stream or request.stops),
+        )
         if isinstance(rule, TrainSampling):
-            return SamplingParams(max_tokens, temperature=rule.temperature, stop_token_ids=stop_ids)
+            return replace(params, temperature=rule.temperature)
         seed = None if session.seed is None else derive_seed(session.seed, session.calls)
         if isinstance(rule, ValSampling):
-            return SamplingParams(
-                max_tokens, rule.temperature, rule.top_p, rule.top_k, rule.min_p, seed, stop_token_ids=stop_ids
+            return replace(
+                params, temperature=rule.temperature, top_p=rule.top_p, top_k=rule.top_k, min_p=rule.min_p, seed=seed
             )
         asked = request.asked
         if seed is None and asked.get("seed") is not None:
             seed = derive_seed(asked["seed"], 0)
-        return SamplingParams(
-            max_tokens,
+        return replace(
+            params,
             temperature=asked.get("temperature", 1.0),
             top_p=asked.get("top_p") or 1.0,
             top_k=max(0, asked.get("top_k", 0)),
             min_p=asked.get("min_p", 0.0),
             seed=seed,
-            stop_token_ids=stop_ids,
         )
 
     def models(self) -> dict[str, Any]:
@@ -238,7 +291,7 @@ class Gateway:
             "object": "model",
             "created": 0,
             "owned_by": "aglite",
-            "max_model_len": self.context_length,
+            **({"max_model_len": self.context_length} if self.context_length else {}),
         }
         return {"object": "list", "data": [model]}
 
@@ -256,44 +309,25 @@ class Gateway:
         while self._in_flight:
             await asyncio.sleep(period)
             for exchange in list(self._in_flight):
-                connection = exchange.connection
-                if connection.started:
-                    await connection.keep_alive(exchange.dialect.keepalive, KEEPALIVE_S)
-                elif self.gate.closed and exchange.held_s > self.gate.max_hold_s:
+                if not exchange.connection.started and self.gate.closed and exchange.held_s > self.gate.max_hold_s:
                     exchange.interrupt("held")
+                elif exchange.silent(KEEPALIVE_S):  # in a task of its own: a client may have stopped reading
+                    task = asyncio.create_task(exchange.keep_alive())
+                    self._keeping_alive.add(task)
+                    task.add_done_callback(self._keeping_alive.discard)
 
-    # delivery marks
 
-    def delivered(self, call_ids: Iterable[int]) -> None:
-        """Note that these replies reached their agent; written to the store in batches soon after."""
-        self._delivered.extend(call_ids)
-        if self._flusher is None or self._flusher.done():
-            self._flusher = asyncio.create_task(self._flush_later())
-
-    async def _flush_later(self) -> None:
-        while self._delivered:
-            await asyncio.sleep(0.02)
-            try:
-                await self._flush_now()
-            except AgliteError as error:  # they stay noted; whoever closes the session tries again and hears of it
-                log.warning("calls could not be marked delivered: %s", error)
-                return
-
-    async def flush(self) -> None:
-        """Write all marks that are waiting."""
-        await self._flush_now()
-        if self._flusher is not None and not self._flusher.done():
-            await self._flusher
-
-    async def _flush_now(self) -> None:
-        ids, self._delivered = self._delivered, []
-        if not ids:
-            return
-        try:
-            await self.store.mark_delivered(ids)
-        except AgliteError:
-            self._delivered += ids
-            raise
+def parse(dialect: Dialect, body: bytes) -> Request:
+    """Read a request body. Raises RequestError."""
+    try:
+        decoded = orjson.loads(body)
+        if body.count(b"{") + body.count(b"[") > NESTING:
+            orjson.dumps([[[[decoded]]]])  # parts of it are written into replies and records, some levels down
+    except orjson.JSONDecodeError as error:
+        raise RequestError("body", f"the request body is not valid JSON: {error}") from error
+    except orjson.JSONEncodeError as error:  # orjson reads 1024 levels and writes 255
+        raise RequestError("body", f"the request body is nested more than {NESTING} levels deep") from error
+    return dialect.parse(decoded)
 
 
 def derive_seed(seed: int, number: int) -> int:

@@ -10,17 +10,18 @@ from typing import Any, Literal, Protocol
 
 from aglite.errors import AgliteError
 from aglite.gateway.chatml import ChatMLRenderer
+from aglite.gateway.grammar import Format, after_reasoning, hermes_calls, json_call
+from aglite.gateway.parsers import ReplyParser, StopStrings
 from aglite.gateway.replies import (
     Piece,
     Reasoning,
     Reply,
-    ReplyParser,
-    StopStrings,
     Text,
     ToolArguments,
     ToolStart,
     new_call_id,
 )
+from aglite.gateway.system_messages import fitted, takes_many
 from aglite.gateway.tokenizer import TextTokenizer, read_json
 
 Message = dict[str, Any]
@@ -47,6 +48,15 @@ class ChatRenderer(Protocol):
         ...
 
     def parser(self, prompt: Sequence[int], *, tools: Sequence[Message], stops: Sequence[str]) -> ReplyParser: ...
+
+    def calls_format(self, functions: Sequence[tuple[str, Format]], one_call: bool) -> Format | None:
+        """How calls of these tools look, given as (name, format of the arguments): one call, or one and more. None if
+        it is not known of this family."""
+        ...
+
+    def framed(self, prompt: Sequence[int], answer: Format) -> Format | None:
+        """How a response to `prompt` looks whose answer, after any reasoning, is `answer`. None if it is not known."""
+        ...
 
 
 # Families by the `model_type` of config.json, for folders whose origin is not written down. A family is taken only if
@@ -90,6 +100,13 @@ def load_renderer(model_dir: Path, continuation: Literal["exact", "rerender"] = 
     )
 
 
+_HERMES = ("qwen3", "prime-qwen3")
+"""Families of the package whose tool calls are JSON between `<tool_call>` tokens."""
+
+_CHANNELS = ("gpt-oss", "gemma4", "inkling")
+"""Families whose answers stand in channels of their own, not just after `</think>`."""
+
+
 class PackageRenderer:
     """A family of the `renderers` package."""
 
@@ -99,21 +116,38 @@ class PackageRenderer:
         self.family = family
         self.stop_ids = tuple(self._inner.get_stop_token_ids())
         self.keeps_call_ids = family.startswith("kimi")
+        self._one_system = not takes_many(lambda messages, tools: tokenizer.decode(self._ids(messages, tools)))
+
+    def _ids(self, messages: list[Message], tools: list[Message] | None) -> list[int]:
+        return self._inner.render_ids(messages, tools=tools, add_generation_prompt=True)
 
     def render(self, messages: Sequence[Message], tools: Sequence[Message]) -> list[int]:
-        return self._inner.render_ids(list(messages), tools=list(tools) or None, add_generation_prompt=True)
+        messages = fitted(messages, from_start=True) if self._one_system else list(messages)
+        return self._ids(messages, list(tools) or None)
 
     def bridge(
         self, prompt: Sequence[int], response: Sequence[int], new: Sequence[Message], tools: Sequence[Message]
     ) -> list[int] | None:
         before, sampled = list(prompt), list(response)
-        bridged = self._inner.bridge_to_next_turn(before, sampled, list(new), tools=list(tools) or None)
+        added = fitted(new, from_start=False) if self._one_system else list(new)
+        bridged = self._inner.bridge_to_next_turn(before, sampled, added, tools=list(tools) or None)
         if bridged is None or bridged.token_ids[: len(before) + len(sampled)] != before + sampled:
             return None
         return bridged.token_ids[len(before) + len(sampled) :]
 
     def parser(self, prompt: Sequence[int], *, tools: Sequence[Message], stops: Sequence[str]) -> ReplyParser:
         return PackageParser(self._inner, self.tokenizer, self.stop_ids, list(prompt), list(tools), stops, self.family)
+
+    def calls_format(self, functions: Sequence[tuple[str, Format]], one_call: bool) -> Format | None:
+        if self.family in _HERMES:
+            return hermes_calls(self.tokenizer, functions, one_call)
+        return json_call(functions) if self.family == "llama-3" else None
+
+    def framed(self, prompt: Sequence[int], answer: Format) -> Format | None:
+        if self.family in _CHANNELS:
+            return None
+        opened = _ends_in_reasoning(self.tokenizer, list(prompt), self.stop_ids)
+        return after_reasoning(self.tokenizer, answer, opened=opened, stop_ids=self.stop_ids)
 
 
 class PackageParser:
@@ -133,9 +167,7 @@ class PackageParser:
         stops: Sequence[str],
         family: str,
     ) -> None:
-        from renderers.reasoning import prompt_ends_in_reasoning
-
-        self.stopped = False
+        self.stopped = ""
         self._inner, self._tokenizer, self._prompt, self._tools = inner, tokenizer, prompt, tools
         self._stop_ids = frozenset(stop_ids)
         self._think, self._unthink = tokenizer.token_id("<think>"), tokenizer.token_id("</think>")
@@ -143,7 +175,7 @@ class PackageParser:
         self._stops = StopStrings(stops)
         self._ids: list[int] = []
         self._waiting = bool(tools) and family in self._TEXT_CALLS
-        self._thinking = bool(prompt_ends_in_reasoning(tokenizer, prompt, stop_ids=set(stop_ids)))
+        self._thinking = _ends_in_reasoning(tokenizer, prompt, stop_ids)
         self._said = Reply()
         self._space = ""
 
@@ -206,6 +238,13 @@ class PackageParser:
             else:
                 pieces.append(Text(call.raw))
         return pieces
+
+
+def _ends_in_reasoning(tokenizer: TextTokenizer, prompt: list[int], stop_ids: Sequence[int]) -> bool:
+    """Whether the response begins in the middle of reasoning."""
+    from renderers.reasoning import prompt_ends_in_reasoning
+
+    return bool(prompt_ends_in_reasoning(tokenizer, prompt, stop_ids=set(stop_ids)))
 
 
 def chat_template(model_dir: Path, tokenizer: TextTokenizer) -> str | None:

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import time
 from array import array
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
+from typing import Any
 
-from aglite.engine.base import Chunk, SamplingParams
+from aglite.engine.base import Chunk, Engine, SamplingParams
 from aglite.gateway.continuation import Plan
 from aglite.gateway.dialects.base import Choice, FinishReason, Request, TokenInfo
+from aglite.gateway.parsers import PlainParser, ReplyParser
 from aglite.gateway.renderers import ChatRenderer
-from aglite.gateway.replies import Piece, PlainParser, Reply, ReplyParser
+from aglite.gateway.replies import Piece, Reasoning, Reply
 from aglite.gateway.sessions import Session
 
 
@@ -35,6 +37,8 @@ class Sampling:
         self.reply = Reply()
         self.infos: list[TokenInfo] = []
         self.first_token_at: float | None = None
+        self.reasoning_tokens = 0
+        self._plan = plan
         self._session = session
         self._tokenizer = renderer.tokenizer
         self._logprobs_asked = request.logprobs
@@ -46,9 +50,25 @@ class Sampling:
             self._parser = PlainParser(renderer.tokenizer, stops=request.stops)
         self._by_token = bool(request.stops)
 
+    @property
+    def prompt_tokens(self) -> int:
+        return self._plan.prompt_len
+
+    @property
+    def sampled(self) -> int:
+        return len(self.ids)
+
+    def used(self) -> dict[str, Any]:
+        """What the engine was asked for, for the record."""
+        return used(self.params)
+
+    def stream(self, engine: Engine) -> AsyncIterator[Chunk]:
+        """Have the engine sample it."""
+        return engine.generate(self._plan.prompt_ids, self.params)
+
     def take(self, chunk: Chunk) -> tuple[list[Piece], list[TokenInfo]]:
         """Add what the engine sent; sets `reason` when the response has ended with it."""
-        ids, logprobs = chunk.token_ids, chunk.logprobs
+        ids, logprobs, top = chunk.token_ids, chunk.logprobs, chunk.top
         if ids and self.first_token_at is None:
             self.first_token_at = time.time()
         pieces: list[Piece] = []
@@ -66,8 +86,10 @@ class Sampling:
         if self.reason is None:
             self.reason = chunk.finish_reason
         self._check_limit()
+        if any(isinstance(piece, Reasoning) for piece in pieces):
+            self.reasoning_tokens = len(self.ids)
         self.reply.add(pieces)
-        infos = self._infos(ids, logprobs) if self._logprobs_asked else []
+        infos = self._infos(ids, logprobs, top) if self._logprobs_asked else []
         return pieces, infos
 
     def finish(self) -> list[Piece]:
@@ -79,7 +101,7 @@ class Sampling:
         reason: FinishReason = "length" if self.reason == "length" else "stop"
         if reason == "stop" and self.reply.tool_calls:
             reason = "tool_calls"
-        return Choice(self.index, self.reply, reason, self.infos)
+        return Choice(self.index, self.reply, reason, self.infos, self.reasoning_tokens, self._parser.stopped)
 
     def _count(self, ids: Sequence[int], logprobs: Sequence[float], version: int) -> None:
         self.ids.extend(ids)
@@ -97,10 +119,27 @@ class Sampling:
             session.limits_hit.add("sampled_tokens")
             self.reason = "length"
 
-    def _infos(self, ids: Sequence[int], logprobs: Sequence[float]) -> list[TokenInfo]:
-        infos = []
-        for token_id, logprob in zip(ids, logprobs, strict=False):
-            data = self._tokenizer.token_bytes(token_id)
-            infos.append(TokenInfo(data.decode(errors="replace"), data, logprob))
+    def _infos(
+        self, ids: Sequence[int], logprobs: Sequence[float], top: Sequence[Sequence[tuple[int, float]]] | None
+    ) -> list[TokenInfo]:
+        """`top` may go on beyond a stop string that has cut `ids`."""
+        infos = [
+            self._info(token_id, logprob, () if top is None else top[at])
+            for at, (token_id, logprob) in enumerate(zip(ids, logprobs, strict=True))
+        ]
         self.infos += infos
         return infos
+
+    def _info(self, token_id: int, logprob: float, top: Sequence[tuple[int, float]] = ()) -> TokenInfo:
+        data = self._tokenizer.token_bytes(token_id)
+        others = [self._info(other, its_logprob) for other, its_logprob in top]
+        return TokenInfo(data.decode(errors="replace"), data, logprob, others)
+
+
+def used(params: SamplingParams) -> dict[str, Any]:
+    """The sampling in force; what is off is left out."""
+    found: dict[str, Any] = {"temperature": params.temperature, "max_tokens": params.max_tokens}
+    for name, off in (("seed", None), ("top_p", 1.0), ("top_k", 0), ("min_p", 0.0)):
+        if getattr(params, name) != off:
+            found[name] = getattr(params, name)
+    return found

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
 import hmac
 import secrets
+import time
 from typing import TYPE_CHECKING
 
 from aglite.config import Limits, TrainSampling, ValSampling
-from aglite.gateway.continuation import Conversations
+from aglite.gateway.continuation import Conversations, Plan
+from aglite.gateway.dialects.base import Request
 from aglite.gateway.gate import Gate
+from aglite.gateway.retries import Retries
 
 if TYPE_CHECKING:
     from aglite.gateway.exchange import Exchange
@@ -50,10 +52,11 @@ class Session:
         self.infra_error: str | None = None
         """Set while the last call ended in an error of ours (5xx)."""
         self.closed = False
+        self.used_at = time.monotonic()
+        """When a request last began or ended."""
         self.exchanges: set[Exchange] = set()
         """Requests being answered."""
-        self.last: dict[bytes, Exchange] = {}
-        """The last exchange for each request body, to recognise a retry."""
+        self.retries = Retries()
         self._gate = gate
         self._open = 0
         self._held = 0.0
@@ -64,20 +67,23 @@ class Session:
         """Seconds in which the gate was closed while a request of the session was open."""
         return self._held + (self._gate.closed_s() - self._mark if self._open else 0.0)
 
+    def plan(self, request: Request) -> Plan:
+        """The prompt of a request. Raises RequestError if it has token ids that the model has not."""
+        if request.prompt is not None:
+            return self.conversations.plan_text(request.prompt)
+        return self.conversations.plan(request.messages, request.tools)
+
     def request_began(self) -> None:
         if self._open == 0:
             self._mark = self._gate.closed_s()
         self._open += 1
+        self.used_at = time.monotonic()
 
     def request_ended(self) -> None:
         self._open -= 1
+        self.used_at = time.monotonic()
         if self._open == 0:
             self._held += self._gate.closed_s() - self._mark
-
-    async def settled(self) -> None:
-        """Wait until every request of the session is answered and recorded."""
-        while self.exchanges:
-            await asyncio.wait([exchange.done for exchange in self.exchanges])
 
 
 class Sessions:

@@ -8,6 +8,12 @@ from typing import Any, Literal, Protocol
 
 from aglite.gateway.replies import Piece, Reply
 
+INSTRUCTIONS = "instructions"
+"""Set in `Request.asked` when the first message was given as instructions: they hold for one request only."""
+
+QUOTED = "reply_id"
+"""In a message of a request: it stands for the whole reply that was recorded under this id."""
+
 FinishReason = Literal["stop", "length", "tool_calls"]
 
 
@@ -35,15 +41,42 @@ class Request:
     tools: list[dict[str, Any]] = field(default_factory=list)
     calls_tools: bool = True
     """False: tool calls in the reply stay text (`tool_choice: none`)."""
+    must_call: tuple[str, ...] = ()
+    """Names of tools of which the reply must call one (`tool_choice: required`, or a named one)."""
+    one_call: bool = False
+    """At most one tool call is wanted (`parallel_tool_calls: false`); holds where a call is forced."""
+    schema: dict[str, Any] | None = None
+    """JSON schema that the reply's text must satisfy (`response_format`); {"type": "object"} for any JSON object."""
+    schema_strict: bool = False
+    """Whether a schema that can only be enforced in part is refused."""
+    schema_field: str = "response_format"
+    """Where the schema stands in the request, for errors."""
     max_tokens: int | None = None
     stops: tuple[str, ...] = ()
     n: int = 1
     stream: bool = False
     include_usage: bool = False
     logprobs: bool = False
+    top_logprobs: int = 0
+    """How many of the most probable tokens to show beside each sampled one."""
+    previous: str | None = None
+    """Id of an earlier reply whose whole conversation comes before `messages` (`previous_response_id`)."""
+    reply_id: str | None = None
+    """The id that the reply will have, where it is made before the reply is."""
+    nameable: bool = False
+    """Whether a later request may name the reply by its id: it is recorded then."""
     model: str = ""
     asked: dict[str, Any] = field(default_factory=dict)
     """The sampling and format that were asked for, as they are recorded."""
+    prompt_tokens: int = 0
+    """Length of the prompt, once it is made."""
+    memo: Any = None
+    """What the dialect's own writer needs to know of the request."""
+
+    @property
+    def constrained_by(self) -> str:
+        """The field that says what the reply must look like; "" if it is free."""
+        return "tool_choice" if self.must_call else "" if self.schema is None else self.schema_field
 
 
 @dataclass(slots=True, frozen=True)
@@ -53,6 +86,8 @@ class TokenInfo:
     text: str
     bytes: bytes
     logprob: float
+    top: Sequence[TokenInfo] = ()
+    """The most probable tokens in its place, if asked for."""
 
 
 @dataclass(slots=True)
@@ -64,6 +99,10 @@ class Choice:
     finish_reason: FinishReason
     tokens: Sequence[TokenInfo] = ()
     """Filled only if log-probabilities were asked for."""
+    reasoning_tokens: int = 0
+    """How many tokens were sampled until the reasoning ended."""
+    stop: str = ""
+    """The stop string that ended it."""
 
 
 @dataclass(slots=True)
@@ -118,11 +157,17 @@ class Writer(Protocol):
         """The reply that is no stream."""
         ...
 
+    def keep_alive(self) -> bytes:
+        """Something that a client of an open stream skips, and that resets its patience."""
+        ...
+
+    def error(self, problem: Problem) -> bytes:
+        """The event that ends an open stream which failed."""
+        ...
+
 
 class Dialect(Protocol):
     name: str
-    keepalive: bytes
-    """Something a client of a stream skips."""
 
     def parse(self, body: Any) -> Request:
         """Read a decoded JSON body. Raises RequestError."""
@@ -134,10 +179,14 @@ class Dialect(Protocol):
         """The body of an error response."""
         ...
 
-    def error_event(self, problem: Problem) -> bytes:
-        """The same in the middle of a stream."""
-        ...
-
     def context_problem(self, request: Request, prompt_tokens: int, context_length: int) -> Problem:
         """The prompt leaves no room for a response: in the words that make agents compact their history."""
+        ...
+
+
+class CountingDialect(Dialect, Protocol):
+    """For a request of which only the length of its prompt is asked."""
+
+    def count(self, tokens: int) -> bytes:
+        """The body of the answer."""
         ...

@@ -12,7 +12,7 @@ import orjson
 
 from aglite.gateway.dialects import fields
 from aglite.gateway.dialects.base import Outcome, Problem, Request, RequestError, TokenInfo
-from aglite.gateway.dialects.chat import ChatDialect, usage
+from aglite.gateway.dialects.chat import ChatDialect, openai_error, usage
 from aglite.gateway.replies import Piece, Text
 
 
@@ -29,20 +29,16 @@ class CompletionsDialect(ChatDialect):
                 raise RequestError(name, f"{name} is not supported")
         if (fields.integer(body, "best_of", 1) or 1) > (fields.integer(body, "n", 1, 128) or 1):
             raise RequestError("best_of", "best_of is not supported: ask for n completions")
-        logprobs = fields.integer(body, "logprobs", 0)
-        if logprobs is not None and logprobs > 1:
-            raise RequestError("logprobs", "logprobs can be 0 or 1: only those of the sampled tokens are known")
-        options = body.get("stream_options")
-        if options is not None and not isinstance(options, dict):
-            raise RequestError("stream_options", "stream_options must be an object")
+        logprobs = fields.integer(body, "logprobs", 0, fields.TOP_LOGPROBS)
         return Request(
             prompt=_prompt(body.get("prompt")),
             max_tokens=fields.integer(body, "max_tokens", 1),
             stops=fields.stops(body),
             n=fields.integer(body, "n", 1, 128) or 1,
             stream=fields.boolean(body, "stream"),
-            include_usage=fields.boolean(options or {}, "include_usage"),
+            include_usage=fields.boolean(fields.mapping(body, "stream_options"), "include_usage"),
             logprobs=logprobs is not None,
+            top_logprobs=logprobs or 0,
             model=fields.string(body, "model") or "",
             asked=kept,
         )
@@ -86,6 +82,12 @@ class CompletionsWriter:
         choices = [self._choice(one.index, one.reply.text, one.tokens, one.finish_reason) for one in outcome.choices]
         return orjson.dumps({**self._head, "choices": choices, "usage": usage(outcome)})
 
+    def keep_alive(self) -> bytes:
+        return b": keep-alive\n\n"
+
+    def error(self, problem: Problem) -> bytes:
+        return b"data: " + orjson.dumps(openai_error(problem)) + b"\n\n"
+
     def _event(self, choices: list[dict[str, Any]], **more: Any) -> bytes:
         return b"data: " + orjson.dumps({**self._head, "choices": choices, **more}) + b"\n\n"
 
@@ -100,7 +102,7 @@ class CompletionsWriter:
         return {
             "tokens": [token.text for token in tokens],
             "token_logprobs": [token.logprob for token in tokens],
-            "top_logprobs": [{token.text: token.logprob} for token in tokens],
+            "top_logprobs": [{one.text: one.logprob for one in (*reversed(token.top), token)} for token in tokens],
             "text_offset": offsets,
         }
 
