@@ -6,6 +6,8 @@ from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
+from aglite.errors import EngineError
+
 FinishReason = Literal["stop", "length"]
 
 
@@ -20,6 +22,13 @@ class SamplingParams:
     min_p: float = 0.0
     seed: int | None = None
     stop_token_ids: tuple[int, ...] = ()
+    grammar: str | None = None
+    """What the response must look like: a structural tag of xgrammar, as JSON. Only for engines that can
+    (`EngineInfo.constrains`). The recorded log-probabilities stay those of the unconstrained distribution."""
+    top_logprobs: int = 0
+    """How many of the most probable tokens to report beside each sampled one."""
+    whole: bool = False
+    """Nobody reads along: the response may come in one chunk, where that is cheaper."""
 
 
 @dataclass(slots=True)
@@ -35,6 +44,8 @@ class Chunk:
     logprobs: list[float]
     version: int
     finish_reason: FinishReason | None = None
+    top: list[list[tuple[int, float]]] | None = None
+    """(token id, logprob) of the most probable tokens, best first, one list per token; None unless asked for."""
 
 
 @dataclass(slots=True)
@@ -44,6 +55,8 @@ class EngineInfo:
     context_length: int
     vocab_size: int
     details: dict = field(default_factory=dict)
+    constrains: bool = False
+    """Whether `SamplingParams.grammar` is obeyed."""
 
 
 @dataclass(slots=True)
@@ -59,6 +72,23 @@ class EngineStats:
     reused_tokens: int = 0
     kv_tokens: int = 0
     kv_capacity: int = 0
+
+
+class RequestRefused(EngineError):
+    """The engine works, but not on this request: the agent is told so, in the engine's words."""
+
+    def __init__(self, message: str, *, code: str | None = None, param: str | None = None) -> None:
+        super().__init__(message)
+        self.code = code
+        self.param = param
+
+
+class EngineBusy(EngineError):
+    """The engine cannot take the request now; `retry_after_s` is when to ask again."""
+
+    def __init__(self, message: str, *, retry_after_s: int) -> None:
+        super().__init__(message)
+        self.retry_after_s = retry_after_s
 
 
 class Engine(Protocol):

@@ -5,15 +5,21 @@
 A script is JSON; all of it is optional:
 
     {"replies": [{"match": "regex over the prompt's text", "text": "...", "ids": [..], "logprobs": [..],
-                  "texts": ["first time", "second time", ...], "finish": "stop" | "length", "error": "..."}],
+                  "texts": ["first time", "second time", ...], "finish": "stop" | "length", "error": "...",
+                  "grammar_error": "..."}],     what is said of the grammar of a constrained request
+     "constrains": false,       whether it takes grammars; the replies must obey them on their own
      "latency_s": 0.0,          seconds a token
      "tokens_per_chunk": 1,
      "prefill_s": 0.0,          seconds before the first token
      "length": 12,              tokens of a made-up reply, which depends on the prompt and the seed alone
-     "train_s": 0.0}            seconds of a training step
+     "train_s": 0.0,            seconds of a training step
+     "train": [{...}, ...],     what each training step reports instead, the last entry for all further ones
+     "record": "FILE",          a file to which the name of each call is appended
+     "memory_full": false}      whether weights can be exported into /dev/shm
 
 The first reply whose `match` is found (or that has none) answers. The log-probability of a token is a function of the
-token and its position, so that what `logprobs` recomputes equals what was sampled.
+token and its position, so that what `logprobs` recomputes equals what was sampled. A worker that only trains (init
+without an engine) has weights that each step changes: see `trained_logprob`.
 """
 
 from __future__ import annotations
@@ -23,155 +29,16 @@ import asyncio
 import dataclasses
 import json
 import os
-import random
-import re
 import shutil
-import struct
 import time
-import zlib
-from array import array
-from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from aglite.engine.base import Chunk, EngineInfo, EngineStats, SamplingParams
-from aglite.errors import AgliteError, EngineError
+from aglite.engine.base import SamplingParams
+from aglite.engine.scripted_engine import ScriptedEngine, logprob_of
+from aglite.errors import AgliteError, DiskFullError, EngineError
 from aglite.gateway.tokenizer import TextTokenizer, read_json
-from aglite.worker.io import FrameReader, encode, pack_floats, pack_ids, unpack_floats, unpack_ids
-
-
-class ScriptedEngine:
-    """The engine contract, in the process. `sent` keeps every response: (prompt, ids, logprobs, versions)."""
-
-    def __init__(
-        self,
-        tokenizer: TextTokenizer | None = None,
-        script: dict[str, Any] | None = None,
-        *,
-        context_length: int = 4096,
-        vocab_size: int = 0,
-    ) -> None:
-        self.tokenizer = tokenizer
-        self.script = script or {}
-        size = vocab_size or (tokenizer.vocab_size if tokenizer else 1000)
-        self.info = EngineInfo("scripted", "scripted", context_length, size)
-        self.version = 0
-        self.sent: list[tuple[list[int], list[int], list[float], list[int]]] = []
-        self.requests: list[SamplingParams] = []
-        self.cancelled = 0
-        self.running = 0
-        self.failure: str | None = None
-        """Set: every generation fails with it."""
-        self._sampled = 0
-        self._going = asyncio.Event()
-        self._going.set()
-        self._used: dict[int, int] = {}
-
-    async def generate(self, prompt_ids: Sequence[int], params: SamplingParams) -> AsyncIterator[Chunk]:
-        prompt = list(prompt_ids)
-        ids, logprobs, finish = self._reply(prompt, params)
-        row: tuple[list[int], list[int], list[float], list[int]] = (prompt, [], [], [])
-        self.sent.append(row)
-        self.requests.append(params)
-        step = max(1, self.script.get("tokens_per_chunk", 1))
-        latency = self.script.get("latency_s", 0.0)
-        ended = False
-        self.running += 1
-        try:
-            await self._pause(self.script.get("prefill_s", 0.0))
-            for at in range(0, len(ids), step):
-                await self._pause(latency * len(ids[at : at + step]))
-                if self.failure:
-                    raise EngineError(self.failure)
-                chunk = Chunk(ids[at : at + step], logprobs[at : at + step], self.version)
-                if at + step >= len(ids):
-                    chunk.finish_reason = finish
-                    ended = True
-                row[1].extend(chunk.token_ids)
-                row[2].extend(chunk.logprobs)
-                row[3].extend([self.version] * len(chunk.token_ids))
-                self._sampled += len(chunk.token_ids)
-                yield chunk
-        finally:
-            self.running -= 1
-            self.cancelled += not ended
-
-    async def preempt(self) -> None:
-        self._going.clear()
-
-    async def resume(self, version: int) -> None:
-        self.version = version
-        self._going.set()
-
-    async def stats(self) -> EngineStats:
-        return EngineStats(running=self.running, sampled_tokens=self._sampled)
-
-    def logprobs(self, rows: Sequence[Sequence[int]]) -> list[list[float]]:
-        """Of every token but the first of each row."""
-        return [[logprob_of(token, at) for at, token in enumerate(row) if at] for row in rows]
-
-    async def _pause(self, seconds: float) -> None:
-        if seconds:
-            await asyncio.sleep(seconds)
-        await self._going.wait()
-
-    def _reply(self, prompt: list[int], params: SamplingParams) -> tuple[list[int], list[float], Any]:
-        if self.failure:
-            raise EngineError(self.failure)
-        if len(prompt) >= self.info.context_length:
-            raise EngineError(
-                f"a prompt of {len(prompt)} tokens does not fit the context of {self.info.context_length} tokens"
-            )
-        given: dict[str, Any] = self._given(prompt) or {}
-        if "error" in given:
-            raise EngineError(given["error"])
-        stop = params.stop_token_ids[0] if params.stop_token_ids else None
-        finish = given.get("finish", "stop")
-        if "ids" in given:
-            ids = list(given["ids"])
-        elif "text" in given:
-            if self.tokenizer is None:
-                raise EngineError("a script with texts needs a tokenizer", "init it with a model folder")
-            ids = self.tokenizer.encode(given["text"])
-            if finish == "stop" and stop is not None:
-                ids.append(stop)
-        else:
-            ids = self._made_up(prompt, params, stop)
-        if len(ids) > params.max_tokens:
-            ids, finish = ids[: params.max_tokens], "length"
-        room = self.info.context_length - len(prompt)
-        if len(ids) > room:
-            ids, finish = ids[:room], "length"
-        logprobs = list(given.get("logprobs", ()))[: len(ids)]
-        logprobs += [logprob_of(token, len(prompt) + at) for at, token in enumerate(ids)][len(logprobs) :]
-        return ids, logprobs, finish
-
-    def _given(self, prompt: list[int]) -> dict[str, Any] | None:
-        text = self.tokenizer.decode(prompt) if self.tokenizer else ""
-        for index, reply in enumerate(self.script.get("replies", ())):
-            if "match" in reply and not re.search(reply["match"], text, re.DOTALL):
-                continue
-            if "texts" in reply:
-                used = self._used.get(index, 0)
-                if used >= len(reply["texts"]):
-                    continue
-                self._used[index] = used + 1
-                return {**reply, "text": reply["texts"][used]}
-            return reply
-        return None
-
-    def _made_up(self, prompt: list[int], params: SamplingParams, stop: int | None) -> list[int]:
-        seed = zlib.crc32(array("i", prompt).tobytes()) if params.seed is None else params.seed
-        rng = random.Random(seed)
-        low, high = min(256, self.info.vocab_size // 2), self.info.vocab_size - 1
-        ids = [rng.randint(low, high) for _ in range(self.script.get("length", 12))]
-        return [*ids, stop] if stop is not None else ids
-
-
-def logprob_of(token: int, position: int) -> float:
-    """Made up, exact in float32, the same whenever it is asked for."""
-    value = -((token * 2654435761 + position * 40503) % 4096 + 1) / 2048
-    return struct.unpack("f", struct.pack("f", value))[0]
+from aglite.worker.io import FrameReader, encode, failed_frame, pack_floats, tokens_item, unpack_floats, unpack_ids
 
 
 class ScriptedWorker:
@@ -182,8 +49,11 @@ class ScriptedWorker:
         self._writer = writer
         self._engine = ScriptedEngine(None, script)
         self._model = Path()
+        self._only_trains = False
         self._running: dict[int, asyncio.Task[None]] = {}
+        self._steps = 0
         self._updates = 0
+        self._sent = 0
 
     async def serve(self, reader: asyncio.StreamReader) -> None:
         """Serve until the socket closes."""
@@ -217,15 +87,15 @@ class ScriptedWorker:
         params["stop_token_ids"] = tuple(params.get("stop_token_ids") or ())
         try:
             async for chunk in self._engine.generate(unpack_ids(frame["prompt"]), SamplingParams(**params)):
-                ids, logprobs = pack_ids(chunk.token_ids), pack_floats(chunk.logprobs)
-                self._send({"op": "tokens", "items": [[number, ids, logprobs, chunk.version, chunk.finish_reason]]})
+                self._send({"op": "tokens", "items": [tokens_item(number, chunk)]})
         except AgliteError as error:
-            self._send({"op": "failed", "id": number, "error": error.message, "mend": error.mend})
+            self._send(failed_frame(number, error))
         finally:
             self._running.pop(number, None)
 
     async def _call(self, frame: dict[str, Any]) -> None:
         method = getattr(self, f"_do_{frame['method']}", None)
+        self._record(frame["method"])
         try:
             if method is None:
                 raise EngineError(f"the scripted worker has no method {frame['method']!r}")
@@ -242,13 +112,21 @@ class ScriptedWorker:
         else:
             self._send({"op": "result", "id": frame["id"], "value": value})
 
+    def _record(self, method: str) -> None:
+        if record := self._script.get("record"):
+            with open(record, "a") as file:
+                file.write(f"trainer {method}\n")
+
     async def _do_init(
-        self, model: str, engine: dict[str, Any], trainer: dict[str, Any] | None = None, seed: int = 0
-    ) -> dict[str, Any]:
+        self, model: str, engine: dict[str, Any] | None, trainer: dict[str, Any] | None = None, seed: int = 0, **_: Any
+    ) -> dict[str, Any] | None:
         self._model = Path(model)
         if not (self._model / "config.json").is_file():
             raise EngineError(f"no model in {model}: config.json is missing", "give a Hugging Face model folder")
         self._send({"op": "event", "kind": "loading", "data": {"stage": "done"}})
+        self._only_trains = engine is None
+        if engine is None:
+            return None
         size = read_json(self._model / "config.json").get("vocab_size", 0)
         self._engine = ScriptedEngine(
             TextTokenizer(self._model),
@@ -269,7 +147,17 @@ class ScriptedWorker:
         return dataclasses.asdict(await self._engine.stats())
 
     async def _do_logprobs(self, rows: list[bytes], temperature: float, source: str = "engine") -> list[bytes]:
-        return [pack_floats(values) for values in self._engine.logprobs([unpack_ids(row) for row in rows])]
+        ids = [unpack_ids(row) for row in rows]
+        if self._only_trains:
+            return [
+                pack_floats([trained_logprob(token, at, self._updates) for at, token in enumerate(row) if at])
+                for row in ids
+            ]
+        return [pack_floats(values) for values in self._engine.logprobs(ids)]
+
+    async def _do_onload(self) -> None: ...
+
+    async def _do_offload(self) -> None: ...
 
     async def _do_train(self, batch: dict[str, Any]) -> dict[str, Any]:
         """Metrics of a step that was applied; the gap is between recorded and recomputed log-probabilities."""
@@ -281,12 +169,19 @@ class ScriptedWorker:
             self._send(
                 {"op": "event", "kind": "train", "data": {"done": done + 1, "of": len(micro_batches), "stage": "step"}}
             )
-        gaps, tokens = [], 0
+        gaps, tokens, trained = [], 0, 0
         for row in batch["rows"]:
             ids, recorded = unpack_ids(row["ids"]), unpack_floats(row["logprobs"])
             tokens += len(ids)
-            gaps += [abs(logprob_of(ids[at], at) - recorded[at]) for at, on in enumerate(row["mask"]) if on]
-        self._updates += len(batch["plan"])
+            trained += sum(row["mask"])
+            free = bytes(1 - on for on in row.get("constrained") or bytes(len(ids)))
+            compared = (at for at, on in enumerate(row["mask"]) if on and free[at])
+            gaps += [abs(logprob_of(ids[at], at) - recorded[at]) for at in compared]
+        script = self._script.get("train") or [{}]
+        told = script[min(self._steps, len(script) - 1)]
+        self._steps += 1
+        if told.get("applied", True):
+            self._updates += len(batch["plan"])
         return {
             "loss": 0.0,
             "grad_norm": 1.0,
@@ -297,10 +192,11 @@ class ScriptedWorker:
             "clip_fraction": 0.0,
             "correction_capped": 0.0,
             "tokens": tokens,
-            "trained_tokens": len(gaps),
+            "trained_tokens": trained,
             "seconds": time.monotonic() - began,
             "applied": True,
             "updates": len(batch["plan"]),
+            **told,
         }
 
     async def _do_save(self, path: str, meta: dict[str, Any]) -> None:
@@ -308,10 +204,16 @@ class ScriptedWorker:
         target = Path(path)
         partial = target.with_name(target.name + ".tmp")
         shutil.rmtree(partial, ignore_errors=True)
-        self._copy_model(partial)
-        (partial / "trainer").mkdir(exist_ok=True)
-        (partial / "trainer" / "updates.json").write_text(json.dumps(self._updates))
-        (partial / "aglite.json").write_text(json.dumps(meta))
+        try:
+            self._copy_model(partial)
+            (partial / "trainer").mkdir(exist_ok=True)
+            (partial / "trainer" / "updates.json").write_text(json.dumps(self._updates))
+            (partial / "aglite.json").write_text(json.dumps(meta))
+        except OSError as error:  # shutil's own among them, which has no errno
+            shutil.rmtree(partial, ignore_errors=True)
+            if "No space left" in str(error):
+                raise DiskFullError(f"{target.name} could not be written: {error}", "free some disk space") from None
+            raise
         shutil.rmtree(target, ignore_errors=True)
         partial.rename(target)
 
@@ -324,14 +226,28 @@ class ScriptedWorker:
             raise EngineError(f"{path} is no checkpoint: {error}") from error
         return meta
 
-    async def _do_export(self, path: str) -> None:
+    async def _do_send_weights(self, dtype: str, begin: bool) -> dict[str, Any] | None:
+        """Two parcels without content."""
+        self._sent = 0 if begin else self._sent + 1
+        parcel = {"names": [f"weight-{self._sent}"], "dtype_names": [dtype], "updates": self._updates}
+        return parcel if self._sent < 2 else None
+
+    async def _do_export(self, path: str, dtype: str = "") -> None:
+        if self._script.get("memory_full") and Path(path).is_relative_to("/dev/shm"):
+            raise DiskFullError("there is no room in memory")
         self._copy_model(Path(path))
+        (Path(path) / "updates.json").write_text(json.dumps(self._updates))
 
     def _copy_model(self, target: Path) -> None:
         target.mkdir(parents=True)
         for file in self._model.iterdir():
             if file.is_file() and file.name != "aglite.json":
                 shutil.copyfile(file, target / file.name)
+
+
+def trained_logprob(token: int, position: int, updates: int) -> float:
+    """Made up, and moved by every update."""
+    return logprob_of(token, position) - updates / 64
 
 
 async def _run(socket: str, script: dict[str, Any]) -> None:

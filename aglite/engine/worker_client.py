@@ -3,39 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import dataclasses
 import itertools
-import os
 import shutil
-import signal
 import tempfile
 from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from aglite.engine.base import Chunk, EngineInfo, EngineStats, SamplingParams
-from aglite.errors import AgliteError, EngineError
-from aglite.worker.io import FrameReader, encode, pack_ids, unpack_floats, unpack_ids
+from aglite.engine.child import HEARTBEAT_TIMEOUT_S, Child, ChildExit
+from aglite.errors import AgliteError, DiskFullError, EngineError, GrammarError
+from aglite.worker.io import FrameReader, chunk_of, encode, pack_ids, unpack_floats
 
-LOG_LINES = 20
-"""Lines of the child's log that an error carries."""
-
-_ERRORS = {"AgliteError": AgliteError, "EngineError": EngineError}
-
-
-@dataclasses.dataclass(slots=True, frozen=True)
-class WorkerExit:
-    """How the process ended. `code` is negative for a signal; `stopped` means that `stop` asked for it."""
-
-    code: int
-    reason: str
-    log: tuple[str, ...]
-    stopped: bool
-
-    def error(self) -> EngineError:
-        lines = "".join(f"\n  | {line}" for line in self.log)
-        return EngineError(f"{self.reason}{lines}", "see its log; `aglite up` restarts it from the last checkpoint")
+_ERRORS = {kind.__name__: kind for kind in (AgliteError, DiskFullError, EngineError)}
 
 
 class WorkerClient:
@@ -54,57 +35,60 @@ class WorkerClient:
         on_event: Callable[[str, dict[str, Any]], None] | None = None,
         name: str = "model worker",
         start_timeout_s: float = 120.0,
-        heartbeat_timeout_s: float = 30.0,
+        heartbeat_timeout_s: float = HEARTBEAT_TIMEOUT_S,
     ) -> None:
         self.info = EngineInfo(kind="", model="", context_length=0, vocab_size=0)
         self.on_event = on_event
-        self.pid: int | None = None
-        self.exited: asyncio.Future[WorkerExit]
+        self.silent_s = 0
+        """How long the process has given no sign of life; it gives one each second, whatever it computes."""
+        self._child = Child(name, log_path)
         self._command = list(command)
-        self._log_path = log_path
-        self._log_start = 0
         self._env = env
-        self._name = name
         self._start_timeout_s = start_timeout_s
         self._heartbeat_timeout_s = heartbeat_timeout_s
         self._numbers = itertools.count(1)
         self._streams: dict[int, asyncio.Queue[Chunk | EngineError]] = {}
         self._calls: dict[int, asyncio.Future[Any]] = {}
         self._socket: _Socket | None = None
-        self._process: asyncio.subprocess.Process | None = None
         self._tasks: list[asyncio.Task[None]] = []
-        self._stopping = False
-        self._killed_because = ""
 
     # process
+
+    tolerance = 1e-3
+    """Nats by which log-probabilities of engine and trainer may differ on average under the same weights."""
+    sleeps = False
+    """Whether engine and trainer take turns on the device: see `aglite.engine.collocated`."""
+
+    @property
+    def holders(self) -> dict[int, str]:
+        """Which processes may hold memory of a GPU, by id."""
+        return {self.pid: self.name} if self.pid else {}
+
+    @property
+    def name(self) -> str:
+        return self._child.name
+
+    @property
+    def pid(self) -> int | None:
+        return self._child.pid
+
+    @property
+    def exited(self) -> asyncio.Future[ChildExit]:
+        return self._child.exited
 
     async def start(self) -> None:
         """Start the process and wait until it has connected. Raises EngineError with its last lines if it does not."""
         loop = asyncio.get_running_loop()
-        self.exited = loop.create_future()
         ready: asyncio.Future[dict[str, Any]] = loop.create_future()
         folder = Path(tempfile.mkdtemp(prefix="aglite-worker-"))  # short: a Unix socket's path has at most 107 bytes
         self._socket = _Socket(self._receive, ready)
         server = await loop.create_unix_server(lambda: self._socket, path=str(folder / "socket"))
         try:
-            self._log_path.parent.mkdir(parents=True, exist_ok=True)
-            with self._log_path.open("ab") as log:
-                self._log_start = log.tell()
-                self._process = await asyncio.create_subprocess_exec(
-                    *self._command,
-                    "--socket",
-                    str(folder / "socket"),
-                    stdin=asyncio.subprocess.DEVNULL,
-                    stdout=log,
-                    stderr=log,
-                    env=self._env,
-                    start_new_session=True,
-                )
-            self.pid = self._process.pid
-            self._tasks.append(asyncio.create_task(self._watch_exit(self._process)))
+            await self._child.start([*self._command, "--socket", str(folder / "socket")], self._env)
+            self.exited.add_done_callback(self._ended)
             await asyncio.wait({ready, self.exited}, timeout=self._start_timeout_s, return_when="FIRST_COMPLETED")
             if not ready.done():
-                await self._kill(f"the {self._name} did not connect within {self._start_timeout_s:g} s")
+                await self._child.kill(f"the {self.name} did not connect within {self._start_timeout_s:g} s")
                 raise (await self.exited).error()
             self._take_info(ready.result())
             self._tasks.append(asyncio.create_task(self._watch_heartbeat()))
@@ -114,35 +98,17 @@ class WorkerClient:
 
     async def stop(self, timeout_s: float = 10.0) -> None:
         """End the process: close its socket, then SIGKILL its whole process group. Safe to call twice."""
-        if self._process is None or self._stopping:
+        if self.pid is None or self._child.stopping:
             return
-        self._stopping = True
+        self._child.stopping = True
         if self._socket is not None:
             self._socket.close()
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(timeout_s):
-                await asyncio.shield(self.exited)
-        await self._kill(f"the {self._name} did not stop within {timeout_s:g} s")
+        await self._child.wait(timeout_s)
 
-    async def _kill(self, reason: str) -> None:
-        """SIGKILL what is left of the process group; `exited` is set when this returns."""
-        if not self.exited.done():
-            self._killed_because = reason
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(self.pid or 0, signal.SIGKILL)
-        await asyncio.shield(self.exited)
-
-    async def _watch_exit(self, process: asyncio.subprocess.Process) -> None:
-        code = await process.wait()
-        if self._killed_because:
-            reason = self._killed_because
-        elif code < 0:
-            reason = f"the {self._name} was killed by {_signal_name(-code)}"
-        else:
-            reason = f"the {self._name} ended with exit code {code}"
-        exit = WorkerExit(code, reason, self._last_lines(), self._stopping)
-        error = exit.error() if not self._stopping else EngineError(f"the {self._name} was stopped")
-        self.exited.set_result(exit)
+    def _ended(self, exited: asyncio.Future[ChildExit]) -> None:
+        """Whoever waits for something from it waits no longer."""
+        exit = exited.result()
+        error = exit.error() if not exit.stopped else EngineError(f"the {self.name} was stopped")
         for queue in self._streams.values():
             queue.put_nowait(error)
         for future in self._calls.values():
@@ -153,40 +119,30 @@ class WorkerClient:
 
     async def _watch_heartbeat(self) -> None:
         """Counts its own ticks, not the clock: a supervisor that was suspended must not blame the worker."""
-        silent = 0
         while not self.exited.done():
             assert self._socket is not None
             self._socket.heard = False
             await asyncio.sleep(1)
-            silent = 0 if self._socket.heard else silent + 1
-            if self._socket.closed and silent >= 5:  # normally the process ends with its socket
-                await self._kill(f"the {self._name} closed its socket without ending")
-            elif silent >= self._heartbeat_timeout_s:
-                await self._kill(f"the {self._name} gave no sign of life for {self._heartbeat_timeout_s:g} s")
-
-    def _last_lines(self) -> tuple[str, ...]:
-        try:
-            with self._log_path.open("rb") as log:
-                end = log.seek(0, os.SEEK_END)
-                log.seek(max(self._log_start, end - 16384))
-                text = log.read().decode(errors="replace")
-        except OSError as error:
-            return (f"(its log cannot be read: {error})",)
-        return tuple(line for line in text.splitlines() if line.strip())[-LOG_LINES:]
+            self.silent_s = 0 if self._socket.heard else self.silent_s + 1
+            if self._socket.closed and self.silent_s >= 5:  # normally the process ends with its socket
+                await self._child.kill(f"the {self.name} closed its socket without ending")
+            elif self.silent_s >= self._heartbeat_timeout_s:
+                await self._child.kill(f"the {self.name} gave no sign of life for {self._heartbeat_timeout_s:g} s")
 
     # frames
 
     def _receive(self, frame: dict[str, Any]) -> None:
         op = frame["op"]
         if op == "tokens":
-            for request_id, ids, logprobs, version, finish_reason in frame["items"]:
-                queue = self._streams.get(request_id)
+            for item in frame["items"]:
+                queue = self._streams.get(item[0])
                 if queue is not None:
-                    queue.put_nowait(Chunk(unpack_ids(ids), unpack_floats(logprobs), version, finish_reason))
+                    queue.put_nowait(chunk_of(item))
         elif op == "failed":
             queue = self._streams.get(frame["id"])
             if queue is not None:
-                queue.put_nowait(EngineError(frame["error"], frame.get("mend", "")))
+                kind = GrammarError if frame["type"] == "GrammarError" else EngineError
+                queue.put_nowait(kind(frame["error"], frame["mend"]))
         elif op == "result":
             self._settle(frame["id"], frame.get("value"), None)
         elif op == "error":
@@ -206,7 +162,7 @@ class WorkerClient:
 
     def _send(self, frame: dict[str, Any]) -> None:
         if self._socket is None:
-            raise EngineError(f"the {self._name} has not been started")
+            raise EngineError(f"the {self.name} has not been started")
         if self.exited.done():
             raise self.exited.result().error()
         self._socket.send(encode(frame))
@@ -261,12 +217,39 @@ class WorkerClient:
     # model and training
 
     async def init(
-        self, model: Path | str, *, engine: dict[str, Any], trainer: dict[str, Any] | None = None, seed: int = 0
+        self,
+        model: Path | str,
+        *,
+        engine: dict[str, Any] | None,
+        trainer: dict[str, Any] | None = None,
+        seed: int = 0,
+        threads: int | None = None,
     ) -> EngineInfo:
-        """Load a model folder. `engine`: context_length, max_running, kv_tokens, threads. `trainer`: lr, betas,
-        weight_decay, grad_clip, kl; None loads no trainer (and is much quicker)."""
-        self._take_info(await self._call("init", model=str(model), engine=engine, trainer=trainer, seed=seed))
+        """Load a model folder. `engine`: context_length, max_running, kv_tokens, threads; None for a worker that only
+        trains. `trainer`: lr, betas, weight_decay, grad_clip, kl; None loads no trainer (and is much quicker)."""
+        more = {"threads": threads} if threads else {}
+        self._take_info(await self._call("init", model=str(model), engine=engine, trainer=trainer, seed=seed, **more))
         return self.info
+
+    async def sleep(self) -> None:
+        """Nothing: what samples and what trains are one."""
+
+    # a worker that only trains shares its device with another process's engine
+
+    async def onload(self) -> None:
+        """Bring what training needs to the device."""
+        await self._call("onload")
+
+    async def offload(self) -> None:
+        """Leave the device to the engine."""
+        await self._call("offload")
+
+    async def parcels(self, dtype: str) -> AsyncIterator[dict[str, Any]]:
+        """The weights in GPU memory, see `aglite.worker.parcels`. Each parcel is there until the next is asked for."""
+        begin = True
+        while (parcel := await self._call("send_weights", dtype=dtype, begin=begin)) is not None:
+            begin = False
+            yield parcel
 
     async def train(self, batch: dict[str, Any]) -> dict[str, Any]:
         """One training step; generations in flight are pre-empted until `resume`. Returns its metrics."""
@@ -281,16 +264,16 @@ class WorkerClient:
         return [unpack_floats(value) for value in values]
 
     async def save(self, path: Path | str, meta: dict[str, Any]) -> None:
-        """Write a checkpoint folder, whole or not at all. Raises AgliteError when the disk is full."""
+        """Write a checkpoint folder, whole or not at all. Raises DiskFullError when there is no room for it."""
         await self._call("save", path=str(path), meta=meta)
 
     async def load(self, path: Path | str) -> dict[str, Any]:
         """Go back to a checkpoint: weights, optimizer, random state. Returns its meta; `resume` names the version."""
         return await self._call("load", path=str(path))
 
-    async def export(self, path: Path | str) -> None:
-        """Write the weights as a Hugging Face folder."""
-        await self._call("export", path=str(path))
+    async def export(self, path: Path | str, dtype: str = "") -> None:
+        """Write the weights as a Hugging Face folder, as they are or as another `dtype`. Raises DiskFullError."""
+        await self._call("export", path=str(path), **({"dtype": dtype} if dtype else {}))
 
 
 class _Socket(asyncio.Protocol):
@@ -329,10 +312,3 @@ class _Socket(asyncio.Protocol):
     def close(self) -> None:
         if self._transport is not None:
             self._transport.close()
-
-
-def _signal_name(number: int) -> str:
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return f"signal {number}"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import secrets
 import time
 from collections import deque
+from concurrent.futures import FIRST_COMPLETED, Future, wait
 from pathlib import Path
 
 import numpy as np
@@ -13,16 +14,18 @@ import torch
 from aglite.engine.base import Chunk, EngineInfo, EngineStats, SamplingParams
 from aglite.engine.embedded.architecture import read_architecture
 from aglite.engine.embedded.attention import KVStore, Span, StepAttention, WholeAttention
+from aglite.engine.embedded.grammar import Grammars, Matcher
 from aglite.engine.embedded.kv import PAGE
 from aglite.engine.embedded.model import Model
-from aglite.engine.embedded.sampler import Draws, sample, uniforms
+from aglite.engine.embedded.sampler import Allowed, Draws, most_probable, sample, uniforms
 from aglite.engine.embedded.scheduler import Scheduler, Sequence, Work, parameter_arrays
 from aglite.engine.embedded.weights import Loader, Named, read_folder
-from aglite.errors import EngineError
+from aglite.errors import EngineError, GrammarError
 
 _STEP_TOKENS = {"cpu": 256, "cuda": 2048}  # about what keeps a step under a second
 _LOGIT_ROWS = 128  # of the vocabulary's size each, in `logprobs`
 _RATE_WINDOW_S = 5.0
+_COMPILE_WAIT_S = 0.01  # between two looks at the inbox when there is nothing to do but to wait for a grammar
 
 
 class EmbeddedEngine:
@@ -55,7 +58,10 @@ class EmbeddedEngine:
         self._kv = KVStore(self.arch, kv_tokens // PAGE, self.device)
         self._scheduler = Scheduler(self._kv.pool, max_running, _STEP_TOKENS.get(self.device.type, 2048))
         self._requests: dict[int, Sequence] = {}
-        self._ended: list[tuple[int, Chunk]] = []  # requests that end without a step
+        self._ended: list[tuple[int, Chunk | EngineError]] = []  # requests that end without a step
+        has_tokenizer = (model_dir / "tokenizer.json").is_file()
+        self._grammars = Grammars(model_dir, self.arch.vocab) if has_tokenizer else None
+        self._compiling: dict[int, Future[Matcher]] = {}  # of requests that wait for their grammar
         self._preempted = False
         self._version = 0
         self._sampled = 0
@@ -73,10 +79,12 @@ class EmbeddedEngine:
                 "packed": self.model.packed,
                 "kv_bytes": self._kv.data.nbytes,
             },
+            constrains=self._grammars is not None,
         )
 
     def submit(self, request_id: int, prompt_ids: list[int], params: SamplingParams) -> None:
-        """Queue a request. Raises EngineError for a prompt that is empty, has unknown ids or exceeds the context."""
+        """Queue a request. Raises EngineError for a prompt that is empty, has unknown ids or exceeds the context. What
+        is wrong with its grammar comes out of `step`."""
         context = self.info.context_length
         if request_id in self._requests:
             raise EngineError(f"request {request_id} is already running", "give every request its own id")
@@ -91,6 +99,8 @@ class EmbeddedEngine:
             raise EngineError(
                 f"the prompt has token ids outside 0..{self.arch.vocab - 1}", "use the tokenizer of this model"
             )
+        if params.grammar is not None and self._grammars is None:
+            raise GrammarError("the model folder has no tokenizer.json, without which no response can be constrained")
         if params.max_tokens < 1 or len(prompt_ids) == context:
             self._ended.append((request_id, Chunk([], [], self._version, "length")))
             return
@@ -104,12 +114,15 @@ class EmbeddedEngine:
             stop=frozenset(params.stop_token_ids),
         )
         self._requests[request_id] = sequence
-        self._scheduler.waiting.append(sequence)
+        if params.grammar is None or self._grammars is None:
+            self._scheduler.waiting.append(sequence)
+        else:
+            self._compiling[request_id] = self._grammars.start(params.grammar)
 
     def cancel(self, request_id: int) -> None:
         """Drop a request; nothing more comes from it. Unknown and finished ones are ignored."""
         sequence = self._requests.pop(request_id, None)
-        if sequence is not None:
+        if sequence is not None and self._compiling.pop(request_id, None) is None:
             self._scheduler.remove(sequence)
         self._ended = [item for item in self._ended if item[0] != request_id]
 
@@ -119,25 +132,29 @@ class EmbeddedEngine:
         return not self._preempted and bool(self._requests or self._ended)
 
     @torch.inference_mode()
-    def step(self) -> list[tuple[int, Chunk]]:
+    def step(self) -> list[tuple[int, Chunk | EngineError]]:
         """One iteration: part of the prompts that wait, and one token for every request past its prompt.
 
-        Returns (request id, chunk) of every request that got a token or ended.
+        Returns (request id, chunk) of every request that got a token or ended, and a GrammarError for those whose
+        grammar cannot be enforced.
         """
         if self._preempted:
             return []
         started = time.monotonic()
+        self._take_compiled()
         chunks, self._ended = self._ended, []
         work = self._scheduler.schedule()
         if not work:
+            if self._compiling and not chunks:
+                wait(self._compiling.values(), _COMPILE_WAIT_S, FIRST_COMPLETED)
             return chunks
         hidden = self.model.forward(*self._inputs(work))
         sampling = [w for w in work if w.samples]
-        tokens, logprobs = self._sample(hidden, work, sampling) if sampling else ([], [])
+        sampled = self._sample(hidden, work, sampling) if sampling else []
         for w in work:
             self._scheduler.computed(w)
-        for w, token, logprob in zip(sampling, tokens, logprobs, strict=True):
-            chunks.append((w.sequence.id, self._append(w.sequence, token, logprob)))
+        for w, chunk in zip(sampling, sampled, strict=True):
+            chunks.append((w.sequence.id, self._append(w.sequence, chunk)))
         self._count(started, len(sampling))
         return chunks
 
@@ -192,7 +209,21 @@ class EmbeddedEngine:
         attention = StepAttention(self._kv, self.arch, spans, singles)
         return torch.tensor(ids, device=self.device), torch.tensor(positions, device=self.device), attention
 
-    def _sample(self, hidden: torch.Tensor, work: list[Work], sampling: list[Work]) -> tuple[list[int], list[float]]:
+    def _take_compiled(self) -> None:
+        """Queue the requests whose grammar has been compiled."""
+        for request_id in [number for number, future in self._compiling.items() if future.done()]:
+            future = self._compiling.pop(request_id)
+            sequence = self._requests[request_id]
+            try:
+                sequence.matcher = future.result()
+            except GrammarError as error:
+                del self._requests[request_id]
+                self._ended.append((request_id, error))
+            else:
+                self._scheduler.waiting.append(sequence)
+
+    def _sample(self, hidden: torch.Tensor, work: list[Work], sampling: list[Work]) -> list[Chunk | GrammarError]:
+        """One token for each of `sampling`."""
         if len(sampling) < len(hidden):
             last = np.cumsum([w.count for w in work]) - 1
             rows = [int(row) for row, w in zip(last, work, strict=True) if w.samples]
@@ -202,21 +233,70 @@ class EmbeddedEngine:
         positions = np.array([len(s.tokens) - s.prompt_length for s in sequences])
         draws = Draws(**parameter_arrays(sequences), uniform=uniforms(seeds, positions))
         inverse = torch.from_numpy(draws.inverse_temperature().astype(np.float32)).to(self.device).unsqueeze(1)
-        tokens, logprobs = sample(self.model.logits(hidden, inverse), draws)
+        logits = self.model.logits(hidden, inverse)
+        allowed, failed = self._allowed(sequences)
+        tokens, logprobs = sample(logits, draws, allowed)
         both = torch.stack((tokens.double(), logprobs.double())).tolist()  # the one wait for the device
-        return [int(token) for token in both[0]], both[1]
+        top = self._top(logits, sequences)
+        return [
+            failed.get(row) or Chunk([int(token)], [logprob], self._version, top=top.get(row))
+            for row, (token, logprob) in enumerate(zip(*both, strict=True))
+        ]
 
-    def _append(self, sequence: Sequence, token: int, logprob: float) -> Chunk:
-        sequence.tokens.append(token)
-        reason = None
-        if token in sequence.stop:
-            reason = "stop"
-        elif len(sequence.tokens) >= sequence.limit:
-            reason = "length"
-        if reason:
+    def _allowed(self, sequences: list[Sequence]) -> tuple[Allowed | None, dict[int, GrammarError]]:
+        """What the grammars among `sequences` allow next, and by row the requests that cannot go on."""
+        rows, masks, failed = [], [], {}
+        for row, sequence in enumerate(sequences):
+            if sequence.matcher is None:
+                continue
+            try:
+                masks.append(sequence.matcher.allowed(sequence.stop))
+                rows.append(row)
+            except GrammarError as error:
+                failed[row] = error
+        if not rows:
+            return None, failed
+        tokens = torch.from_numpy(np.stack(masks)).to(self.device)
+        return Allowed(torch.tensor(rows, device=self.device), tokens), failed
+
+    def _top(self, logits: torch.Tensor, sequences: list[Sequence]) -> dict[int, list[list[tuple[int, float]]]]:
+        """By row, for the requests that asked: the most probable tokens and their log-probabilities."""
+        asked = [row for row, sequence in enumerate(sequences) if sequence.params.top_logprobs]
+        if not asked:
+            return {}
+        most = max(sequences[row].params.top_logprobs for row in asked)
+        ids, values = most_probable(logits[torch.tensor(asked, device=self.device)], most)
+        pairs = zip(asked, ids.tolist(), values.tolist(), strict=True)
+        return {
+            row: [list(zip(tokens, logprobs, strict=True))[: sequences[row].params.top_logprobs]]
+            for row, tokens, logprobs in pairs
+        }
+
+    def _append(self, sequence: Sequence, chunk: Chunk | GrammarError) -> Chunk | GrammarError:
+        """Note the token of a chunk and whether the response ends with it."""
+        if isinstance(chunk, Chunk):
+            token = chunk.token_ids[0]
+            sequence.tokens.append(token)
+            if token in sequence.stop:
+                chunk.finish_reason = "stop"
+            elif len(sequence.tokens) >= sequence.limit:
+                chunk.finish_reason = "length"
+            elif sequence.matcher is not None:
+                chunk = self._advance(sequence, sequence.matcher, chunk)
+        if isinstance(chunk, GrammarError) or chunk.finish_reason:
             self._scheduler.remove(sequence)
             del self._requests[sequence.id]
-        return Chunk([token], [logprob], self._version, reason)
+        return chunk
+
+    @staticmethod
+    def _advance(sequence: Sequence, matcher: Matcher, chunk: Chunk) -> Chunk | GrammarError:
+        try:
+            matcher.take(chunk.token_ids[0])
+        except GrammarError as error:
+            return error
+        if matcher.complete and not sequence.stop:  # no token could say so
+            chunk.finish_reason = "stop"
+        return chunk
 
     def _row_logprobs(self, row: list[int], inverse: torch.Tensor) -> list[float]:
         if len(row) < 2:

@@ -30,6 +30,14 @@ class Draws:
         return Draws(*(getattr(self, name)[rows] for name in Draws.__slots__))
 
 
+@dataclass(slots=True)
+class Allowed:
+    """Which tokens may come next [constrained rows, vocab], and the numbers of those rows."""
+
+    rows: torch.Tensor
+    tokens: torch.Tensor
+
+
 def uniforms(seeds: np.ndarray, positions: np.ndarray) -> np.ndarray:
     """The number in [0, 1) that belongs to a seed (uint64) and a position in the response, whatever else is sampled.
 
@@ -46,11 +54,16 @@ def _mix(x: np.ndarray) -> np.ndarray:
     return x ^ (x >> np.uint64(31))
 
 
-def sample(logits: torch.Tensor, draws: Draws) -> tuple[torch.Tensor, torch.Tensor]:
+def sample(logits: torch.Tensor, draws: Draws, allowed: Allowed | None = None) -> tuple[torch.Tensor, torch.Tensor]:
     """logits [rows, vocab], already divided by the temperature -> token ids and log-probabilities [rows].
 
-    The log-probabilities are those before top_k, top_p and min_p, which apply in this order.
+    The log-probabilities are those before top_k, top_p and min_p, which apply in this order, and before `allowed`,
+    which comes first of all.
     """
+    free = logits
+    if allowed is not None:
+        logits = logits.clone()
+        logits[allowed.rows] = logits[allowed.rows].masked_fill(~allowed.tokens, -torch.inf)
     probabilities = torch.softmax(logits, -1)
     greedy = draws.temperature == 0
     cut = ~greedy & ((draws.top_k > 0) | (draws.top_p < 1) | (draws.min_p > 0))
@@ -65,7 +78,18 @@ def sample(logits: torch.Tensor, draws: Draws) -> tuple[torch.Tensor, torch.Tens
         elif rows.any():
             index = torch.from_numpy(np.flatnonzero(rows)).to(logits.device)
             tokens[index] = choose(source[index], draws.of(rows))
-    return tokens, probabilities.gather(1, tokens.unsqueeze(1)).squeeze(1).log()
+    logprobs = probabilities.gather(1, tokens.unsqueeze(1)).squeeze(1).log()
+    if allowed is not None:  # what the grammar forces may be so improbable that its probability is 0 in float32
+        held = free[allowed.rows]
+        chosen = held.gather(1, tokens[allowed.rows].unsqueeze(1)).squeeze(1)
+        logprobs[allowed.rows] = chosen - torch.logsumexp(held, -1)
+    return tokens, logprobs
+
+
+def most_probable(logits: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """logits [rows, vocab] -> the `count` most probable tokens of each row, best first, and their log-probabilities."""
+    best, ids = logits.topk(min(count, logits.shape[1]), dim=-1)
+    return ids, best - torch.logsumexp(logits, -1, keepdim=True)
 
 
 def _greedy(logits: torch.Tensor, draws: Draws) -> torch.Tensor:

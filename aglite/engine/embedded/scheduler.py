@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from aglite.engine.base import SamplingParams
+from aglite.engine.embedded.grammar import Matcher
 from aglite.engine.embedded.kv import PAGE, Page, PagePool
 
 # A sequence waits for another to compute a prefix that both have if that saves at least this many tokens.
@@ -29,6 +30,7 @@ class Sequence:
     stop: frozenset[int]
     computed: int = 0
     pages: list[Page] = field(default_factory=list)
+    matcher: Matcher | None = None  # of a constrained response
 
     @property
     def pending(self) -> int:
