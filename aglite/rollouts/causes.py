@@ -16,11 +16,17 @@ CAUSES: dict[str, tuple[Kind, bool]] = {
     "sampled_tokens": ("policy", False),  # agent.limits.sampled_tokens, and the agent did not end well
     "request_bytes": ("policy", False),  # agent.limits.request_bytes, and the agent did not end well
     "memory": ("policy", False),  # agent.limits.memory_mb
+    "disk": ("policy", False),  # the agent filled the disk that it was given
+    "flagged": ("policy", False),  # one of the recipe's reward.on_flag that says `fail`
     "engine": ("infrastructure", True),  # the agent's last call ended in an error of ours
     "launch": ("infrastructure", True),  # the machine could not start the agent (processes, memory, disk)
+    "image": ("infrastructure", True),  # the agent's image is not there, or cannot be had at the moment
+    "backend": ("infrastructure", True),  # Docker or Kubernetes does not answer, or refuses
+    "lost": ("infrastructure", True),  # the agent's container, node or files went away, or it was evicted for others
     "grader": ("infrastructure", False),  # raised, hung or gave no number, twice; the agent's work is not to blame
     "recipe": ("infrastructure", False),  # the recipe names something that is not there
     "killed": ("cancelled", False),  # `kill` of this rollout
+    "quarantined": ("cancelled", False),  # `quarantine` of this rollout or its task
     "stopped": ("cancelled", False),  # the run was stopped
 }
 
@@ -46,6 +52,14 @@ class Cause:
 
     def __str__(self) -> str:
         return f"{self.code}: {self.detail}" if self.detail else self.code
+
+
+class BackendError(Exception):
+    """A backend could not start an agent, or lost it. `cause` says what happened."""
+
+    def __init__(self, cause: Cause) -> None:
+        super().__init__(str(cause))
+        self.cause = cause
 
 
 def kind_of(cause: str) -> Kind | None:

@@ -3,17 +3,26 @@
     python -P grade_child.py REQUEST_FD RESULT_FD
 
 Both are files in memory that only this process and the supervisor have: what the grader prints, or its own child
-processes do, cannot get into the result. A request is a JSON object with `file`, `function`, `folder` and, unless it
-only asks whether the grader can be loaded, `task`, `rollout` and `workdir`. The result is one JSON object:
-`{"value": ...}`, `{"unloadable": text}` or `{"raised": text}`.
+processes do, cannot get into the result, which is sealed. A request is a JSON object with `kind` and what that kind
+needs (see the function of its name); if it only asks whether the grader can be loaded, it has no `task`. The result is
+one JSON object: `{"value": ..., "flags": [...]}`, `{"unloadable": text}` or `{"raised": text}`.
 """
 
+import fcntl
 import importlib.util
 import json
 import os
 import sys
 import traceback
 from pathlib import Path
+
+SEALS = fcntl.F_SEAL_SEAL | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE
+"""What the supervisor wants to see on a result: nobody can have changed it since."""
+
+PR_SET_DUMPABLE = 4
+
+LAST_BYTES = 1 << 16
+"""Of a command's output, what its last line is sought in."""
 
 
 def main():
@@ -22,11 +31,16 @@ def main():
         os.set_inheritable(fd, False)
     with open(request_fd, "rb") as file:
         request = json.load(file)
-    sys.argv = [request["file"]]
-    result = run(request)
+    if request["kind"] != "function":
+        import ctypes
+
+        ctypes.CDLL(None).prctl(PR_SET_DUMPABLE, 0)  # what the agent made runs below and is not to look in here
+    result = {"function": function, "command": command, "pytest": tests}[request["kind"]](request)
     text = json.dumps(result).encode()
+    os.ftruncate(result_fd, 0)  # a child process may have found it in /proc
     while text:
         text = text[os.write(result_fd, text) :]
+    fcntl.fcntl(result_fd, fcntl.F_ADD_SEALS, SEALS)
     for stream in (sys.stdout, sys.stderr):
         try:  # noqa: SIM105 - contextlib is not imported: it would cost every grading a few milliseconds
             stream.flush()
@@ -35,16 +49,18 @@ def main():
     os._exit(0)  # threads that the grader left do not matter any more
 
 
-def run(request):
+def function(request):
+    """Call `function` of `file` in `folder`, with `task`, `rollout` and `workdir`."""
+    sys.argv = [request["file"]]
     try:
-        function = load(request["folder"], request["file"], request["function"])
+        grade = load(request["folder"], request["file"], request["function"])
     except BaseException as error:
         traceback.print_exc()
         return {"unloadable": describe(error)}
     if "task" not in request:
         return {"value": None}
     try:
-        value = function(request["task"], request["rollout"], Path(request["workdir"]))
+        value = grade(request["task"], request["rollout"], Path(request["workdir"]))
         json.dumps(value, default=float)
     except BaseException as error:
         traceback.print_exc()
@@ -71,6 +87,154 @@ def load(folder, file, name):
     if not callable(function):
         raise AttributeError(f"{file} has no function {name!r}")
     return function
+
+
+def command(request):
+    """Run `argv` in `folder` with `env`, and with the task and the rollout as files in memory; `result` says what of it
+    is the reward. A command that does not end within `timeout_s` graded with 0."""
+    env = dict(request["env"])
+    fds = []
+    for name in ("task", "rollout"):
+        fd = os.memfd_create(name)
+        os.write(fd, json.dumps(request[name]).encode())
+        fds.append(fd)
+        env[f"AGLITE_{name.upper()}_FILE"] = f"/dev/fd/{fd}"
+    try:
+        code, output = run(request["argv"], request["folder"], env, fds, request["timeout_s"])
+    except OSError as error:
+        return {"unloadable": f"{request['argv'][0]} cannot be started: {error}"}
+    return command_result(request["result"], code, output)
+
+
+def command_result(kind, code, output):
+    """What a command's end means: its exit code (None: its time was up) and the end of its output; by `reward.result`,
+    which is `kind`."""
+    if code is None:
+        return {"value": 0.0, "flags": ["grader_timeout"]}
+    if kind == "exit_code":
+        return {"value": float(code == 0)}
+    if code != 0:
+        return {"raised": f"exit code {code}"}
+    lines = output.decode("utf-8", "replace").split("\n")
+    last = next((line for line in reversed(lines) if line.strip()), "")
+    try:
+        return {"value": json.loads(last)}
+    except ValueError:
+        return {"raised": f"the last line of its output is not JSON: {last[:200]!r}"}
+
+
+def tests(request):
+    """Run `argv`, which is pytest_child.py, and make a reward of what it reports: 1 if all of `fail_to_pass` and
+    `pass_to_pass` passed (all tests, if there is neither), with the shares as breakdown."""
+    reading, writing = os.pipe()
+    token = os.urandom(16).hex()
+    plan = os.memfd_create("plan")
+    os.write(plan, json.dumps({**request["plan"], "token": token}).encode())
+    os.lseek(plan, 0, os.SEEK_SET)
+    lines = []
+    reader = in_background(lambda: read_to_end(reading, lines))
+    argv = [*request["argv"], str(plan), str(writing)]
+    try:
+        code, _ = run(argv, request["plan"]["root"], request["env"], [plan, writing], request["timeout_s"])
+    except OSError as error:
+        return {"unloadable": f"{argv[0]} cannot be started: {error}"}
+    finally:
+        os.close(writing)
+    reader.join(1.0)  # a process that the tests left may hold it open
+    passed, failed, _ = outcomes(b"".join(lines), token)
+    return verdict(request["plan"], passed, failed, code is None)
+
+
+def verdict(plan, passed, failed, late):
+    """The result of tests that passed and failed."""
+    parts = {name: plan[name] for name in ("fail_to_pass", "pass_to_pass") if plan[name]}
+    if parts:
+        shares = {name: share(ids, passed, failed) for name, ids in parts.items()}
+    else:
+        shares = {"passed": len(passed - failed) / len(passed | failed) if passed else 0.0}
+    reward = float(all(value == 1.0 for value in shares.values()) and not late)
+    return {"value": {"reward": reward, "breakdown": shares}, "flags": ["grader_timeout"] if late else []}
+
+
+def outcomes(report, token):
+    """(ids of tests that passed, ids that failed, whether it began) in what pytest_child.py wrote. A run that did not
+    come to its end, as when the code under test ended the process, passed nothing."""
+    passed, failed, started, finished = set(), set(), False, False
+    for line in report.split(b"\n"):
+        try:
+            entry = json.loads(line)
+        except ValueError:
+            continue
+        if not isinstance(entry, dict) or entry.get("token") != token:
+            continue
+        started |= entry.get("started", False)
+        finished |= entry.get("finished", False)
+        if "id" in entry:
+            (passed if entry["passed"] else failed).add(entry["id"])
+    return (passed, failed, started) if finished else (set(), failed | passed, started)
+
+
+def share(ids, passed, failed):
+    """The share of `ids` that passed; an id without parameters stands for the test with each of its parameters."""
+
+    def good(test):
+        mine = {one for one in passed | failed if one == test or one.startswith(f"{test}[")}
+        return bool(mine) and mine <= passed and not mine & failed
+
+    return sum(map(good, ids)) / len(ids)
+
+
+def run(argv, folder, env, fds, timeout_s):
+    """(exit code, end of standard output) of a program in a session of its own; None for the code when it was ended
+    because its time was up. Its output goes to ours as well."""
+    import subprocess
+
+    process = subprocess.Popen(
+        argv,
+        cwd=folder,
+        env=env,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        pass_fds=fds,
+        start_new_session=True,
+    )
+    output = []
+    reader = in_background(lambda: pass_on(process.stdout, output))
+    try:
+        code = process.wait(timeout_s)
+    except subprocess.TimeoutExpired:
+        code = None
+    try:  # noqa: SIM105
+        os.killpg(process.pid, 9)
+    except ProcessLookupError:
+        pass
+    process.wait()
+    reader.join(1.0)
+    return code, b"".join(output)[-LAST_BYTES:]
+
+
+def pass_on(stream, output):
+    while data := stream.read1(1 << 16):
+        os.write(1, data)
+        output.append(data)
+        if len(output) > 64:
+            output[:] = [b"".join(output)[-LAST_BYTES:]]
+
+
+def read_to_end(fd, lines):
+    size = 0
+    while data := os.read(fd, 1 << 16):
+        size += len(data)
+        if size < 64 << 20:
+            lines.append(data)
+
+
+def in_background(work):
+    import threading
+
+    thread = threading.Thread(target=work, daemon=True)
+    thread.start()
+    return thread
 
 
 def describe(error):

@@ -6,20 +6,28 @@ import logging
 import os
 from pathlib import Path
 
+from aglite.redact import Redactor
+
 log = logging.getLogger("aglite.rollouts")
 
 TAIL_BYTES = 1 << 20
 """Most of a log's tail that is held in memory until its end."""
+
+LONGEST_LINE = 1 << 16
+"""Bytes of a line that are waited for before it is masked."""
 
 
 class LogFile:
     """Keeps at most `cap` bytes of output in a file: the head as it comes, the tail when it is closed.
 
     `header` is written before the first output; without output there is no header. With `append` the file goes on
-    where it ended. A disk that is full costs output, never the rollout.
+    where it ended. With a `redactor` the output is masked line by line before it is kept. A disk that is full costs
+    output, never the rollout.
     """
 
-    def __init__(self, path: Path, cap: int, *, header: bytes = b"", append: bool = False) -> None:
+    def __init__(
+        self, path: Path, cap: int, *, header: bytes = b"", append: bool = False, redactor: Redactor | None = None
+    ) -> None:
         self.path = path
         self.written = 0
         """Bytes of output so far."""
@@ -30,6 +38,8 @@ class LogFile:
         self._head_bytes = 0
         self._tail = bytearray()
         self._header = header
+        self._redactor = redactor or Redactor(())
+        self._waiting = bytearray()
         self._file: int | None = None
         self._open(os.O_APPEND if append else os.O_TRUNC)
 
@@ -44,6 +54,15 @@ class LogFile:
         return self._head_room == 0
 
     def write(self, data: bytes | memoryview) -> None:
+        if not self._redactor:
+            self._take(data)
+            return
+        self._waiting += data
+        end = self._waiting.rfind(b"\n") + 1 or (len(self._waiting) if len(self._waiting) > LONGEST_LINE else 0)
+        self._take(self._redactor.data(bytes(self._waiting[:end])))
+        del self._waiting[:end]
+
+    def _take(self, data: bytes | memoryview) -> None:
         if not data:
             return
         if self._header:
@@ -62,6 +81,9 @@ class LogFile:
                 del self._tail[: len(self._tail) - self._tail_room]
 
     def close(self) -> None:
+        if self._waiting:
+            self._take(self._redactor.data(bytes(self._waiting)))
+            self._waiting.clear()
         if self._file is None:
             return
         if self.left_out:

@@ -5,11 +5,14 @@ from __future__ import annotations
 import signal
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from aglite.config import Limits
 from aglite.rollouts.causes import Cause
 from aglite.rollouts.process import Exit
+
+if TYPE_CHECKING:
+    from aglite.rollouts.grading import Grade
 
 State = Literal["done", "failed", "error", "cancelled"]
 STATE_OF: Mapping[str, State] = {"policy": "failed", "infrastructure": "error", "cancelled": "cancelled"}
@@ -35,6 +38,17 @@ class Outcome:
     attempt: int = 0
 
 
+@dataclass(slots=True)
+class Ended:
+    """How one attempt ended."""
+
+    cause: Cause | None = None
+    exit_code: int | None = None
+    flags: list[str] = field(default_factory=list)
+    limits_hit: list[str] = field(default_factory=list)
+    grade: Grade | None = None
+
+
 def cause_of(
     exit: Exit,
     *,
@@ -43,30 +57,43 @@ def cause_of(
     limits_hit: Collection[str],
     infra_error: str | None,
     last_line: str,
+    quote: bool = True,
 ) -> Cause | None:
-    """Why an attempt that ran to its end did not end well; None if it did.
+    """Why an attempt that ran to its end did not end well; None if it did. `quote`: with the agent's last line.
 
     An error of ours in its last call comes first: what the agent made of it says nothing about the agent.
     """
+    how = _describe(exit, last_line if quote else "")
+    if exit.cause and exit.cause.kind == "infrastructure":
+        return exit.cause
     if infra_error:
         return Cause("engine", infra_error)
     if out_of_time:
         return Cause("wall_time", f"{limits.wall_s:g} s")
+    if exit.cause:
+        return exit.cause
     if exit.code == 0:
         return None
     for name in SESSION_LIMITS:
         if name in limits_hit:
-            return Cause(name, f"{getattr(limits, name)}; then {_describe(exit, last_line)}")
+            return Cause(name, f"{getattr(limits, name)}; then {how}")
     if exit.peak_rss_mb > 0.9 * limits.memory_mb or any(text in last_line for text in NO_MEMORY):
-        return Cause("memory", f"limit {limits.memory_mb} MB; {_describe(exit, last_line)}")
+        return Cause("memory", f"limit {limits.memory_mb} MB; {how}")
     if exit.code < 0:
-        return Cause("signal", signal.Signals(-exit.code).name)
-    return Cause("exit", _describe(exit, last_line))
+        return Cause("signal", _signal_name(-exit.code))
+    return Cause("exit", how)
 
 
 def _describe(exit: Exit, last_line: str) -> str:
-    how = f"code {exit.code}" if exit.code >= 0 else signal.Signals(-exit.code).name
+    how = f"code {exit.code}" if exit.code >= 0 else _signal_name(-exit.code)
     return f"{how}: {last_line}" if last_line else how
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:  # most of the real-time signals have no name
+        return f"signal {number}"
 
 
 def flags_of(*, calls: int, limits_hit: Collection[str], log_cut: bool, stragglers: bool) -> list[str]:

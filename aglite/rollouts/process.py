@@ -17,20 +17,26 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from aglite.errors import AgliteError
+from aglite.paths import ROLLOUT_ID
 from aglite.rollouts import reap_child
+from aglite.rollouts.causes import Cause
 from aglite.rollouts.logfile import LogFile
 from aglite.rollouts.reaper import Reaper
 
 # Limits are set by a shell between fork and exec, where Python code in a process with threads could deadlock. It also
-# makes the kernel choose an agent, not the supervisor or the model worker, when memory runs out. Redirections that a
-# container forbids are no reason not to run.
-SHIM = '{{ echo 500 >/proc/self/oom_score_adj; }} 2>/dev/null; {limits} exec "$@"'
+# enters the control group, and makes the kernel choose an agent, not the supervisor or the model worker, when memory
+# runs out. Redirections that a container forbids are no reason not to run.
+SHIM = '{join}{{ echo 500 >/proc/self/oom_score_adj; }} 2>/dev/null; {limits} exec "$@"'
 
 READ_BYTES = 1 << 16
 FLOOD_PAUSE_S = 0.002
 """Pause between reads from a process whose log is full: it is slowed to some 30 MB/s so that others are not."""
 
 UNKILLABLE_S = 20.0
+
+CLEARLY_MORE = 1.25
+"""Times our own peak that a child's must be to be its own. The kernel counts pages for each CPU and adds them up roughly,
+so one and the same peak reads a little differently from one time to the next."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +73,9 @@ class Exit:
     code: int
     """Exit code; -N if signal N ended it."""
     peak_rss_mb: float
+    """0: not known, as it was not clearly more than the supervisor's own."""
+    cause: Cause | None = None
+    """What a backend knows of the end better than the code says: out of memory, lost."""
 
 
 class Process:
@@ -82,8 +91,11 @@ class Process:
         log: LogFile,
         reaper: Reaper,
         limits: Limits,
+        stdin: Path = Path(os.devnull),
         pass_fds: Sequence[int] = (),
+        join_command: str = "",
     ) -> None:
+        """`join_command`: what a shell does to be in the control group that the process is to be in."""
         self._loop = asyncio.get_running_loop()
         self._log = log
         self._reaper = reaper
@@ -94,22 +106,26 @@ class Process:
         self._out, writing = os.pipe2(os.O_CLOEXEC)
         try:
             os.set_blocking(self._out, False)
-            self._popen = subprocess.Popen(
-                ["/bin/sh", "-c", SHIM.format(limits=limits.shell()), "sh", *command],
-                stdin=subprocess.DEVNULL,
-                stdout=writing,
-                stderr=writing,
-                cwd=cwd,
-                env=dict(env),
-                start_new_session=True,
-                pass_fds=pass_fds,
-            )
+            with stdin.open("rb") as reading:
+                self._popen = subprocess.Popen(
+                    ["/bin/sh", "-c", SHIM.format(join=join_command, limits=limits.shell()), "sh", *command],
+                    stdin=reading,
+                    stdout=writing,
+                    stderr=writing,
+                    cwd=cwd,
+                    env=dict(env),
+                    start_new_session=True,
+                    pass_fds=pass_fds,
+                )
         except BaseException:
             os.close(self._out)
             raise
         finally:
             os.close(writing)
         self.pid = self._popen.pid
+        # Until it was replaced by the shell, which it is by now, the child had our memory, and the kernel keeps that as
+        # its peak.
+        self._own_peak_kb = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         try:
             reaper.add(self.pid)
             self._pidfd = os.pidfd_open(self.pid)
@@ -159,7 +175,8 @@ class Process:
         os.close(self._out)
         self._log.close()
         if not self.exited.done():
-            self.exited.set_result(Exit(self._popen.returncode, usage.ru_maxrss / 1024))
+            peak_kb = usage.ru_maxrss if usage.ru_maxrss > CLEARLY_MORE * self._own_peak_kb else 0
+            self.exited.set_result(Exit(self._popen.returncode, peak_kb / 1024))
 
     def _on_output(self) -> None:
         count = self._read()
@@ -188,7 +205,7 @@ async def end_rollout(rollout_id: str, dying_session: int) -> list[int]:
     Returns the ids of what was ended, `dying_session` (whose group was killed already) aside. Raises AgliteError if
     something does not end.
     """
-    entry = os.fsencode(f"AGLITE_ROLLOUT_ID={rollout_id}")
+    entry = os.fsencode(f"{ROLLOUT_ID}={rollout_id}")
     ended, surviving = await asyncio.to_thread(
         reap_child.end, lambda environ: reap_child.has(environ, entry), 15.0, dying_session
     )

@@ -2,9 +2,11 @@
 
     python -I -S reap_child.py MARK LOG SUPERVISOR_PID
 
-On stdin it is told process groups: `+PGID` to end with the supervisor, `-PGID` to forget, `.` for a clean end. When
-stdin or the supervisor ends without the `.`, it ends those groups and every process with MARK in its environment.
-The functions that search /proc are used by the supervisor too.
+On stdin it is told process groups: `+PGID` to end with the supervisor, `-PGID` to forget; `@PATH`, the socket of a
+Docker Engine that runs containers of the supervisor's; `&PATH`, a control group that is its agents'; `=PATH`, a file or
+folder in memory to delete; `.` for a clean end. When stdin or the supervisor ends without the `.`, it ends those groups
+and every process with MARK in its environment, deletes those files and every container with MARK's value as its label.
+The functions that find and end processes are used by the supervisor too.
 """
 
 import os
@@ -14,6 +16,7 @@ import sys
 import time
 
 PATIENCE_S = 4.0
+ENGINE_PATIENCE_S = 30.0
 
 # fields of /proc/PID/stat, counted from the one after the name
 SESSION = 3
@@ -112,6 +115,139 @@ def end_group(pgid, leader_started):
         pass
 
 
+def end_cgroups(folders, dying_session=None, patience_s=PATIENCE_S):
+    """SIGKILL what is in control groups and in groups inside them, until nothing is, and delete them all.
+
+    `folders`: one group may be a folder in each of several trees. Returns (ids of the processes that were ended, those
+    of `dying_session` aside; folders that are still there after `patience_s`).
+    """
+    deadline = time.monotonic() + patience_s
+    ended = set()
+    while True:
+        groups = [path for folder in folders for path, _, _ in os.walk(folder, topdown=False)]
+        pids = {pid for group in groups for pid in members_of(group)}
+        if pids:
+            for group in groups:
+                write_if_there(group + "/pids.max", b"0")  # nothing is forked while it is ended
+                write_if_there(group + "/cgroup.kill", b"1")
+        for pid in pids:
+            if dying_session is None or stat_of(pid, SESSION) != dying_session:
+                ended.add(pid)
+            _kill_member(pid, groups)
+        left = [group for group in groups if not _remove_folder(group)]
+        if not left or time.monotonic() > deadline:
+            return sorted(ended), left
+        time.sleep(0.002)
+
+
+def members_of(group):
+    """Ids of the processes in one control group."""
+    try:
+        with open(group + "/cgroup.procs", "rb") as file:
+            return {int(line) for line in file}
+    except OSError:
+        return set()
+
+
+def write_if_there(path, data):
+    """Write to a file of the kernel's, if it has it."""
+    try:
+        fd = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
+    except OSError:
+        return
+    try:
+        os.write(fd, data)
+    except OSError:
+        pass
+    finally:
+        os.close(fd)
+
+
+def _kill_member(pid, groups):
+    """Kill `pid` if it is in one of the groups: what was read there may have ended, and its id passed on."""
+    try:
+        fd = os.pidfd_open(pid)
+    except OSError:
+        return
+    try:
+        if any(pid in members_of(group) for group in groups):
+            signal.pidfd_send_signal(fd, signal.SIGKILL)
+    except OSError:
+        pass
+    finally:
+        os.close(fd)
+
+
+def _remove_folder(path):
+    try:
+        os.rmdir(path)
+    except FileNotFoundError:
+        return True
+    except OSError:
+        return False
+    return True
+
+
+def delete(path):
+    """Delete a file, or a folder with all that is in it; what cannot be deleted stays."""
+    for parent, names, files in os.walk(path, topdown=False):
+        for name in files:
+            _try(os.unlink, os.path.join(parent, name))
+        for name in names:
+            _try(os.rmdir, os.path.join(parent, name))
+    _try(os.rmdir if os.path.isdir(path) else os.unlink, path)
+
+
+def _try(remove, path):
+    try:  # noqa: SIM105
+        remove(path)
+    except OSError:
+        pass
+
+
+def end_containers(socket_path, supervisor):
+    """Delete a supervisor's containers and volumes, until none is listed; how that went, in words."""
+    # only when it is needed: these take longer to import than all the rest
+    import http.client
+    import json
+    import socket
+    import urllib.parse
+
+    class Connection(http.client.HTTPConnection):
+        def connect(self):
+            self.sock = socket.socket(socket.AF_UNIX)
+            self.sock.settimeout(60)
+            self.sock.connect(socket_path)
+
+    def ask(method, path):
+        connection = Connection("localhost")
+        try:
+            connection.request(method, path)
+            answer = connection.getresponse()
+            return answer.status, answer.read()
+        finally:
+            connection.close()
+
+    filters = urllib.parse.quote(json.dumps({"label": [f"aglite.supervisor={supervisor}"]}))
+    gone = set()
+    deadline = time.monotonic() + ENGINE_PATIENCE_S
+    try:
+        while time.monotonic() < deadline:
+            found = {one["Id"] for one in json.loads(ask("GET", f"/containers/json?all=1&filters={filters}")[1])}
+            volumes = json.loads(ask("GET", f"/volumes?filters={filters}")[1])["Volumes"] or []
+            if not found and not volumes:
+                return f"deleted {len(gone)}"
+            for container in found:
+                ask("DELETE", f"/containers/{container}?force=1&v=1")
+            for volume in volumes:  # one that a container still uses stays, for the next time round
+                ask("DELETE", f"/volumes/{volume['Name']}")
+            gone |= found
+            time.sleep(0.05)
+    except (OSError, ValueError, http.client.HTTPException) as error:
+        return f"deleted {len(gone)}, then {error}"
+    return f"could not delete all of {len(gone)}"
+
+
 def main():
     mark, log, supervisor = os.fsencode(sys.argv[1]), sys.argv[2], int(sys.argv[3])
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
@@ -123,6 +259,9 @@ def main():
     except OSError:
         pass  # dead already: stdin is at its end, too
     groups = {}
+    docker = None
+    cgroups = []
+    in_memory = []
     rest = b""
     while True:
         ready = [fd for fd, _ in poll.poll()]
@@ -131,6 +270,15 @@ def main():
         for line in lines:
             if line == b".":
                 return
+            if line[:1] == b"@":
+                docker = os.fsdecode(line[1:])
+                continue
+            if line[:1] == b"&":
+                cgroups.append(os.fsdecode(line[1:]))
+                continue
+            if line[:1] == b"=":
+                in_memory.append(os.fsdecode(line[1:]))
+                continue
             pgid = int(line[1:])
             if line[:1] == b"+":
                 groups[pgid] = stat_of(pgid, STARTED)
@@ -141,12 +289,16 @@ def main():
     for pgid, leader_started in groups.items():
         end_group(pgid, leader_started)
     ended, surviving = end(lambda environ: has(environ, mark))
+    hidden, groups_left = end_cgroups(cgroups)
+    for path in in_memory:
+        delete(path)
+    containers = end_containers(docker, os.fsdecode(mark).partition("=")[2]) if docker else "none"
     try:
         with open(log, "a") as file:
             when = time.strftime("%Y-%m-%d %H:%M:%S")
             file.write(
                 f"{when} supervisor {supervisor} died; ended groups {sorted(groups)}, "
-                f"processes {ended}, could not end {surviving}\n"
+                f"processes {ended + hidden}, could not end {surviving + groups_left}; containers: {containers}\n"
             )
     except OSError:
         pass  # the run directory is gone or full: the work itself is done

@@ -9,6 +9,7 @@ import os
 import secrets
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 from aglite.rollouts import reap_child
@@ -31,7 +32,15 @@ class Reaper:
         self._log = self._dir / "logs" / "reaper.log"
         self._value = f"{secrets.token_hex(6)}@{self._dir}"
         self._groups: set[int] = set()
+        self._docker = ""
+        self._cgroups: list[str] = []
+        self._in_memory: list[Path] = []
         self._child: subprocess.Popen[bytes] | None = None
+
+    @property
+    def value(self) -> str:
+        """What names the supervisor: the value of MARK, and of the label of its containers."""
+        return self._value
 
     @property
     def environment(self) -> dict[str, str]:
@@ -62,6 +71,22 @@ class Reaper:
         """End this process group when the supervisor dies."""
         self._groups.add(pgid)
         self._tell_or_restart(f"+{pgid}\n")
+
+    def watch_docker(self, socket_path: str) -> None:
+        """Delete the supervisor's containers too when it dies, at the engine that has this socket."""
+        self._docker = socket_path
+        self._tell_or_restart(f"@{socket_path}\n")
+
+    def watch_cgroups(self, folders: Sequence[str]) -> None:
+        """End and delete these control groups when the supervisor dies."""
+        self._cgroups = list(folders)
+        for folder in self._cgroups:
+            self._tell_or_restart(f"&{folder}\n")
+
+    def watch_memory(self, path: Path) -> None:
+        """Delete this file or folder, which lies in memory, when the supervisor dies."""
+        self._in_memory.append(path)
+        self._tell_or_restart(f"={path}\n")
 
     def remove(self, pgid: int) -> None:
         """The group has ended. Call it before its number can pass to another process."""
@@ -106,6 +131,12 @@ class Reaper:
             start_new_session=True,
             bufsize=0,
         )
+        if self._docker:
+            self._tell(f"@{self._docker}\n")
+        for folder in self._cgroups:
+            self._tell(f"&{folder}\n")
+        for path in self._in_memory:
+            self._tell(f"={path}\n")
         for pgid in self._groups:
             self._tell(f"+{pgid}\n")
 

@@ -11,9 +11,10 @@ class Slots:
     """`size` slots. Whoever has waited longest by its `order` is next, so that what is tried again keeps its place."""
 
     def __init__(self, size: int) -> None:
-        self._free = size
+        self.size = self._free = size
         self._waiting: list[tuple[int, asyncio.Future[None]]] = []
         self._closed = False
+        self._let_in: int | None = None
 
     async def take(self, order: int, stop: asyncio.Future[Any]) -> bool:
         """Wait for a slot; False, with no slot, if `stop` is done first. `order` is unique among those waiting."""
@@ -32,6 +33,12 @@ class Slots:
         self._free += 1
         self._hand_out()
 
+    def resize(self, size: int) -> None:
+        """Have `size` slots. When that is fewer, those that are out stay so until they are given back."""
+        self._free += size - self.size
+        self.size = size
+        self._hand_out()
+
     def pause(self) -> None:
         """Hand out nothing until `resume`."""
         self._closed = True
@@ -40,9 +47,16 @@ class Slots:
         self._closed = False
         self._hand_out()
 
+    def only(self, number: int | None) -> None:
+        """Hand out only `number` more slots; None: as many as there are. Independent of `pause`."""
+        self._let_in = number
+        self._hand_out()
+
     def _hand_out(self) -> None:
-        while self._free and self._waiting and not self._closed:
+        while self._free > 0 and self._waiting and not self._closed and self._let_in != 0:
             _, turn = heapq.heappop(self._waiting)
             if not turn.done():
                 turn.set_result(None)
                 self._free -= 1
+                if self._let_in is not None:
+                    self._let_in -= 1

@@ -1,8 +1,10 @@
 """Agents as ordinary processes of this machine, each attempt in a session and a scratch directory of its own.
 
 This keeps rollouts apart and ends what they start; it is no wall against a hostile agent, which can read what the user
-can read, and leave a process behind that is both in another session and started with an emptied environment. Layout of
-a scratch directory: `work` (working directory), `home`, `tmp`, `task.json`.
+can read and reach what the user can reach. Where control groups can be made (cgroups.py), what all processes of a
+rollout use together is limited and none of them outlives it; elsewhere memory is limited for each process, and one that
+is both in another session and started with an emptied environment is not found. Layout of a scratch directory: `work`
+(working directory), `home`, `tmp`, `task.json`, `stdin`.
 """
 
 from __future__ import annotations
@@ -13,12 +15,18 @@ import logging
 import os
 import shutil
 import sys
+from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from aglite.errors import RecipeError
-from aglite.paths import RunDir
+from aglite.harnesses.find import search_path
+from aglite.paths import ROLLOUT_ID, RunDir
 from aglite.rollouts import reap_child
-from aglite.rollouts.backends import Launch
+from aglite.rollouts.backends import NOT_GIVEN, Launch, base_environment
+from aglite.rollouts.backends.cgroups import Cgroup, Cgroups, NoCgroups, find_places
+from aglite.rollouts.causes import Cause
 from aglite.rollouts.logfile import LogFile
 from aglite.rollouts.process import Exit, Limits, Process, end_rollout
 from aglite.rollouts.reaper import Reaper
@@ -38,61 +46,110 @@ PASSED_ON = (
 FILE_MB = 2048
 """Largest file that an agent may write."""
 
+WITHOUT_CGROUPS = (
+    "control groups cannot be used here ({}): limits.memory_mb holds for each process of an agent, limits.pids and "
+    "limits.cpus do not hold, and a process that hides may outlive its rollout"
+)
+
 
 class LocalBackend:
     name = "local"
+    base_url = None
+    starts_slowly = False
 
     def __init__(self, run_dir: RunDir, reaper: Reaper, concurrency: int) -> None:
         self._run_dir = run_dir
         self._scratch = run_dir.scratch.resolve()
         self._reaper = reaper
+        self._concurrency = concurrency
         self._tasks = _tasks_of_user() + 256 * concurrency
+        self._cgroups: Cgroups | None = None
+
+    async def open(self) -> Mapping[str, Any]:
+        await self.sweep()
+        try:
+            cgroups = Cgroups(find_places(), self._reaper.value, self._concurrency)
+            await asyncio.to_thread(cgroups.open)
+        except NoCgroups as error:
+            return {"cgroups": "", "exposed": WITHOUT_CGROUPS.format(error)}
+        self._cgroups = cgroups
+        self._reaper.watch_cgroups(cgroups.folders)
+        return {"cgroups": str(cgroups)}
+
+    async def close(self) -> None:
+        if self._cgroups:
+            await asyncio.to_thread(self._cgroups.sweep)
+            self._cgroups = None
 
     async def start(self, launch: Launch) -> LocalRunning:
-        folder = self._scratch / f"{launch.rollout_id}.{launch.attempt}"
+        name = f"{launch.rollout_id}.{launch.attempt}"
+        folder = self._scratch / name
+        cgroup = None
         try:
             await asyncio.to_thread(_prepare, folder, launch)
+            if self._cgroups:
+                cgroup = await asyncio.to_thread(self._cgroups.make, name, launch.limits)
             env = {**_base_environment(folder), **launch.env, **self._reaper.environment}
             command = [resolve(launch.command[0], env["PATH"], folder / "work"), *launch.command[1:]]
             launch.log.parent.mkdir(parents=True, exist_ok=True)
             limits = Limits(memory_mb=launch.limits.memory_mb, file_mb=FILE_MB, tasks=self._tasks)
-            output = LogFile(launch.log, launch.limits.log_bytes)
+            output = LogFile(launch.log, launch.limits.log_bytes, redactor=launch.redactor)
             try:
-                process = Process(command, cwd=folder / "work", env=env, log=output, reaper=self._reaper, limits=limits)
+                process = Process(
+                    command,
+                    cwd=folder / "work",
+                    env=env,
+                    stdin=folder / "stdin",
+                    log=output,
+                    reaper=self._reaper,
+                    limits=limits,
+                    join_command=cgroup.join_command if cgroup else "",
+                )
             except BaseException:
                 output.close()
                 raise
         except BaseException:
+            if cgroup:
+                await asyncio.to_thread(cgroup.end)
             await asyncio.to_thread(remove_tree, folder)
             raise
-        return LocalRunning(launch.rollout_id, folder, process, output)
+        return LocalRunning(launch, folder, process, output, cgroup)
 
     async def sweep(self) -> list[int]:
         own = self._reaper.entry
 
         def of_a_rollout(environ: bytes) -> bool:
-            return reap_child.has(environ, own) and b"\0AGLITE_ROLLOUT_ID=" in b"\0" + environ
+            return reap_child.has(environ, own) and f"\0{ROLLOUT_ID}=".encode() in b"\0" + environ
 
         def work() -> list[int]:
             ended, surviving = reap_child.end(of_a_rollout)
             if surviving:
                 log.warning("processes %s of rollouts do not end on SIGKILL", surviving)
-            for folder in self._scratch.glob("r*.*"):
-                remove_tree(folder)
+            remove_attempts(self._scratch)
             return ended
 
         return await asyncio.to_thread(work)
 
 
 class LocalRunning:
-    def __init__(self, rollout_id: str, folder: Path, process: Process, output: LogFile) -> None:
-        self.exited: asyncio.Future[Exit] = process.exited
+    def __init__(self, launch: Launch, folder: Path, process: Process, output: LogFile, cgroup: Cgroup | None) -> None:
+        self.exited: asyncio.Future[Exit] = asyncio.get_running_loop().create_future()
         self.workdir = folder / "work"
+        self.flags: list[str] = []
         self._folder = folder
         self._process = process
         self._output = output
-        self._rollout_id = rollout_id
+        self._cgroup = cgroup
+        self._rollout_id = launch.rollout_id
+        self._memory_mb = launch.limits.memory_mb
         self._stopped = False
+        process.exited.add_done_callback(self._on_exit)
+
+    def _on_exit(self, ended: asyncio.Future[Exit]) -> None:
+        exit = ended.result()
+        if exit.code and self._cgroup and self._cgroup.out_of_memory:
+            exit = replace(exit, cause=Cause("memory", f"limit {self._memory_mb} MB"))
+        self.exited.set_result(exit)
 
     @property
     def pid(self) -> int:
@@ -103,6 +160,10 @@ class LocalRunning:
         return self._output.left_out
 
     @property
+    def said(self) -> bytes:
+        return self._output.recent
+
+    @property
     def last_line(self) -> str:
         return self._output.last_line()
 
@@ -111,6 +172,8 @@ class LocalRunning:
             return []
         await self._process.end(grace_s)
         ended = await end_rollout(self._rollout_id, self.pid)
+        if self._cgroup:
+            ended += await asyncio.to_thread(self._cgroup.end, self.pid)
         self._stopped = True
         return ended
 
@@ -151,20 +214,8 @@ def _check_interpreter(program: str, file: str) -> None:
 
 def _base_environment(folder: Path) -> dict[str, str]:
     passed = {name: os.environ[name] for name in PASSED_ON if name in os.environ}
-    path = os.environ.get("PATH", os.defpath)
-    return {
-        **passed,
-        "PATH": f"{os.path.dirname(sys.executable)}:{path}",
-        "HOME": str(folder / "home"),
-        "TMPDIR": str(folder / "tmp"),
-        "AGLITE_TASK_FILE": str(folder / "task.json"),
-        "LANG": "C.UTF-8",
-        "SHELL": "/bin/sh",
-        "USER": "agent",
-        "LOGNAME": "agent",
-        # what an agent printed before it was ended is in its log
-        "PYTHONUNBUFFERED": "1",
-    }
+    places = (str(folder / name) for name in ("home", "tmp", "task.json"))
+    return {**passed, "PATH": search_path(), **base_environment(*places)}
 
 
 def _prepare(folder: Path, launch: Launch) -> None:
@@ -172,14 +223,25 @@ def _prepare(folder: Path, launch: Launch) -> None:
     for name in ("work", "home", "tmp"):
         (folder / name).mkdir(parents=True)
     (folder / "task.json").write_text(json.dumps(launch.task))
+    (folder / "stdin").write_text(launch.stdin)
+    for place, text in launch.home_files.items():
+        file = folder / "home" / place
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(text)
     for source, place in launch.files:
         target = folder / "work" / place
         target.parent.mkdir(parents=True, exist_ok=True)
         if source.is_dir():
-            ignored = shutil.ignore_patterns("__pycache__", ".git")
+            ignored = shutil.ignore_patterns(*NOT_GIVEN)
             shutil.copytree(source, target, dirs_exist_ok=True, ignore=ignored)
         else:
             shutil.copy2(source, target)
+
+
+def remove_attempts(scratch: Path) -> None:
+    """Delete what attempts left in a run's scratch folder."""
+    for folder in scratch.glob("r*.*"):
+        remove_tree(folder)
 
 
 def remove_tree(folder: Path) -> None:
