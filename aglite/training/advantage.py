@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from itertools import accumulate
 
 EPSILON = 1e-6
 """Added to the standard deviation that `grpo` divides by."""
@@ -38,6 +39,28 @@ def advantages(name: str, groups: Sequence[Sequence[float]], baseline: float | N
     if name not in ("grpo", "dr_grpo", "rloo"):
         raise ValueError(f"no advantage is called {name!r}")
     return [_of_group(name, rewards) for rewards in groups]
+
+
+def advantages_over_samples(
+    name: str,
+    groups: Sequence[Sequence[float]],
+    samples: Sequence[Sequence[int]],
+    baseline: float | None = None,
+) -> list[list[float]]:
+    """`advantages`, with every reward counted once for each of the samples that its rollout fell into.
+
+    `samples[g][i]` is their number in rollout i of group g. A rollout of many samples then draws its group's baseline
+    towards its own reward; one without any has A = 0 and no part in it.
+    """
+    repeated = [
+        [reward for reward, number in zip(rewards, numbers, strict=True) for _ in range(number)]
+        for rewards, numbers in zip(groups, samples, strict=True)
+    ]
+    found = []
+    for values, numbers in zip(advantages(name, repeated, baseline), samples, strict=True):
+        starts = accumulate(numbers, initial=0)
+        found.append([values[start] if number else 0.0 for start, number in zip(starts, numbers, strict=False)])
+    return found
 
 
 def update_baseline(baseline: float | None, rewards: Sequence[float]) -> float | None:

@@ -3,35 +3,21 @@
 from __future__ import annotations
 
 import asyncio
-import random
-import shutil
 import time
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict
 from typing import Any
 
-from aglite.errors import AgliteError
+from aglite.errors import AgliteError, DiskFullError
 from aglite.evaluation import Evaluation
 from aglite.phases import PhaseMachine
 from aglite.runtime import Runtime
-from aglite.training.advantage import update_baseline
-from aglite.training.batch import Batch, build_batch
-from aglite.training.groups import Group, Groups
-from aglite.training.pauses import DISK_POLL_S, Pauses, folder_mb, wait
-
-
-@dataclass(slots=True)
-class LoopState:
-    """What a checkpoint must hold, besides weights and optimizer, for the run to go on exactly."""
-
-    step: int = 0
-    version: int = 0
-    cursor: int = 0
-    """Tasks started so far; the order of each epoch follows from the recipe's seed."""
-    baseline: float | None = None
-    open_groups: list[str] = field(default_factory=list)
-    """Groups started but not trained when the checkpoint was written."""
-    evaluated: int = -1
-    """The last step that was evaluated."""
+from aglite.training.groups import Groups, StepGroups
+from aglite.training.keeping import tidy
+from aglite.training.order import TaskOrder
+from aglite.training.pauses import DISK_POLL_S, Pauses, folder_mb, free_mb, wait
+from aglite.training.scores import best, comparable, enough
+from aglite.training.state import LoopState
+from aglite.training.step import Stepper
 
 
 class TrainingLoop:
@@ -48,10 +34,15 @@ class TrainingLoop:
         self.groups = Groups(self.store, runtime.launcher, self.recipe, smallest=1 if self.grouped_alone else 2)
         self.evaluation: Evaluation | None = None
         self.stopping = False
-        self._train, self._val = train, val
-        self._tasks = {("train", row["id"]): row for row in train}
+        self._val = val
+        self._tasks = {row["id"]: row for row in train}
+        self.order = TaskOrder(train, self.recipe.seed, self.recipe.tasks)
+        self._stepper = Stepper(runtime, self.order)
         self._wake = asyncio.Event()
         self._pauses = Pauses(runtime, phases, self._wake)
+        self.last_step: int | None = None
+        """The step after which to stop, if somebody asked for that."""
+        self._draining: asyncio.Task[bool] | None = None
         self._evaluate_now = self._checkpoint_now = False
         self._checkpointed = 0
         self._step_times: list[float] = []
@@ -66,6 +57,12 @@ class TrainingLoop:
         """Why the run is paused, or about to be; '' when it is not."""
         return self._pauses.held or self._pauses.asked
 
+    @property
+    def hindered(self) -> str:
+        """Why the run holds itself; '' when it does not, and when a person wants it held."""
+        by_itself = self._pauses.held != self._pauses.asked or self.state.guard.tripped
+        return self._pauses.held if by_itself else ""
+
     # what a person can ask for while it runs
 
     def stop(self) -> None:
@@ -73,11 +70,26 @@ class TrainingLoop:
         self.stopping = True
         self._notify()
 
+    def stop_after_step(self) -> int:
+        """End as `stop` does, but only when the next step is trained; returns its number."""
+        self.last_step = self.state.step + 1
+        return self.last_step
+
+    def preempt(self) -> None:
+        """Do not wait for a drain any longer. Raises AgliteError when there is none."""
+        if self._draining is None:
+            raise AgliteError(
+                "nothing is being drained now", "it makes sense in the phase `draining` of a recipe with `close: drain`"
+            )
+        self._draining.cancel()
+
     def pause(self, why: str) -> None:
         self._pauses.asked = why
         self._notify()
 
     def resume(self) -> None:
+        if self.state.guard.tripped:
+            self.state.guard.forgive()
         self._pauses.asked = ""
         self._notify()
 
@@ -104,14 +116,20 @@ class TrainingLoop:
 
     # the run
 
+    @property
+    def ended_early(self) -> str:
+        """Why the run ends before its last step; '' when it does not."""
+        return enough(comparable(self.store.evaluations()), self.recipe.evaluation.patience)
+
     async def run(self) -> None:
-        """Train until the recipe's steps are done or `stop` is called. Raises AgliteError when it cannot go on."""
+        """Train until the recipe's steps are done, evaluations get no better (`evaluation.patience`) or `stop` is
+        called. Raises AgliteError when it cannot go on."""
         steps = self.recipe.trainer.steps
         if self.owes_evaluation:
             await self._evaluate(f"after step {self.state.step}" if self.state.step else "before training")
         if self.phases.current != "rollout" and not self.stopping:
             await self.phases.set("rollout")
-        while self.state.step < steps and not self.stopping:
+        while self.state.step < steps and not self.stopping and not self.ended_early:
             started = time.monotonic()
             batch = await self._collect()
             if batch is None:
@@ -138,7 +156,7 @@ class TrainingLoop:
         # an update may make several steps at once and pass by the very step that was due
         return settings.every > 0 and step // settings.every > max(self.state.evaluated, 0) // settings.every
 
-    async def _collect(self) -> list[Group] | None:
+    async def _collect(self) -> StepGroups | None:
         """Wait for the groups of one step; None when something else has to be looked at first."""
         wanted = self.recipe.algorithm.groups_per_step
         while not self.stopping:
@@ -155,8 +173,9 @@ class TrainingLoop:
             if self.stopping:
                 return None
             await self._fill()
-            if len(self.groups.complete) >= wanted:
-                return [self.groups.complete.popleft() for _ in range(wanted)]
+            if (taken := self.groups.take(wanted)) is not None:
+                return taken
+            await self._fill()  # in the place of groups that were set aside
             self.groups.changed.clear()
             await wait(self.groups.changed, DISK_POLL_S)
         return None
@@ -173,95 +192,51 @@ class TrainingLoop:
             busy = ahead if algorithm.mode == "sync" else in_flight
             if busy >= limit or ahead >= remaining or self.runtime.launcher is None:
                 return
-            task = self._task(self.state.cursor)
-            self.state.cursor += 1
+            task = self.order.next(self.state)
             await self.groups.start(task, "train", algorithm.group_size, version=self.state.version)
 
-    def _task(self, cursor: int) -> dict[str, Any]:
-        """Task number `cursor` of the run: each epoch is a shuffle that only the seed and the epoch decide."""
-        epoch, position = divmod(cursor, len(self._train))
-        order = list(range(len(self._train)))
-        random.Random(f"{self.recipe.seed}:{epoch}").shuffle(order)
-        return self._train[order[position]]
-
-    async def _update(self, groups: list[Group]) -> None:
-        """Close the gate, train on `groups` (and on every further step's worth that is complete), reopen."""
+    async def _update(self, taken: StepGroups) -> None:
+        """Close the gate, train on `taken` (and on every further step's worth that is complete), reopen."""
         runtime = self.runtime
         await self.phases.set("draining", self.recipe.gateway.close)
         runtime.gateway.gate.close()
         if self.recipe.gateway.close == "drain":
-            await runtime.gateway.idle(self.recipe.gateway.drain_timeout_s)
+            await self._drain()
         await runtime.worker.preempt()
+        if runtime.worker.sleeps:
+            await self.phases.set("sleeping")
+            await runtime.worker.sleep()
         await self.phases.set("training", f"step {self.state.step + 1}")
         wanted = self.recipe.algorithm.groups_per_step
-        await self._train_step(groups)
-        while len(self.groups.complete) >= wanted and self.state.step < self.recipe.trainer.steps and not self.stopping:
-            await self._train_step([self.groups.complete.popleft() for _ in range(wanted)])
+        await self._train_step(taken)
+        while self.state.step < self.recipe.trainer.steps and not (self.stopping or self._pauses.asked):
+            if (more := self.groups.take(wanted)) is None:
+                break
+            await self._train_step(more)
         await self.phases.set("syncing")
         await runtime.worker.resume(self.state.version)
         runtime.gateway.gate.open()
         await self.phases.set("rollout")
 
-    async def _train_step(self, groups: list[Group]) -> None:
-        started = time.time()
-        step = self.state.step + 1
-        batch = await asyncio.to_thread(self._build, groups)
-        result: dict[str, Any] = {"applied": False, "seconds": 0.0}
-        if batch.message is not None:
-            self.runtime.progress = {}
-            result = await self.runtime.worker.train(batch.message)
-        if result["applied"]:
-            self.state.version = self.store.next_version()
-        elif batch.message is not None:
-            await self.store.add_event(
-                "error", "step", f"step {step}: loss or gradient was not finite; the update is not applied"
-            )
-        rewards = [reward for group in groups for reward in group.rewards()]
-        self.state.baseline = update_baseline(self.state.baseline, rewards)
-        await self._record(step, groups, batch, result, started)
-        self.state.step = step
+    async def _train_step(self, taken: StepGroups) -> None:
+        await self._stepper.step(self.state, taken, self.groups.dropped)
+        self._heed_guard()
+        if self.last_step is not None and self.state.step >= self.last_step:
+            self.stop()
 
-    def _build(self, groups: list[Group]) -> Batch:
-        return build_batch(
-            [group.graded() for group in groups],
-            self.store.calls,
-            self.recipe,
-            version=self.state.version,
-            baseline=self.state.baseline,
-            lr=self._learning_rate(),
-        )
+    def _heed_guard(self) -> None:
+        """Hold the run if the guard wants it held; after the last step there is nothing to hold."""
+        if self.state.guard.tripped and self.state.step < self.recipe.trainer.steps:
+            self.pause(self.state.guard.tripped)
 
-    def _learning_rate(self) -> float:
-        trainer = self.recipe.trainer
-        return trainer.lr * min(1.0, (self.state.step + 1) / (trainer.warmup_steps + 1))
-
-    async def _record(
-        self, step: int, groups: list[Group], batch: Batch, result: dict[str, Any], started: float
-    ) -> None:
-        computed = {key: value for key, value in result.items() if key not in ("applied", "trained_tokens", "tokens")}
-        metrics = {**batch.metrics, **computed}
-        metrics["lr"] = self._learning_rate()
-        metrics["groups_dropped"] = self.groups.dropped
-        state = "applied" if result["applied"] else "skipped"
-        await self.store.add_step(
-            step,
-            self.state.version,
-            state,
-            metrics,
-            started,
-            time.time(),
-            samples=batch.sample_records(),
-            fates=batch.fates,
-            groups=[group.id for group in groups],
-        )
-        await self.store.add_event("info", "step", f"step {step}", {"step": step, "state": state, **metrics})
-        if metrics.get("logprob_gap_mean", 0.0) > 1e-3:
-            await self.store.add_event(
-                "warning",
-                "step",
-                f"step {step}: log-probabilities of engine and trainer differ by {metrics['logprob_gap_mean']:.2g} "
-                "on average (expected under 1e-3 in fp32)",
-            )
+    async def _drain(self) -> None:
+        """Let what is in flight finish, up to a limit, or until `preempt` is called."""
+        self._draining = asyncio.create_task(self.runtime.gateway.idle(self.recipe.gateway.drain_timeout_s))
+        try:
+            await asyncio.wait({self._draining})
+        finally:
+            self._draining.cancel()
+            self._draining = None
 
     # evaluation and checkpoints
 
@@ -289,19 +264,41 @@ class TrainingLoop:
         self.state.evaluated = self.state.step
         text = f"validation {result['mean']:.3f} ± {result['stderr']:.3f} on {result['n']} tasks ({why})"
         await self.store.add_event("info", "evaluation", text, {"step": self.state.step, **result})
+        await self._keep_if_best()
+        await self._stepper.look_at(self.state, result, self._val[: self.recipe.evaluation.tasks])
+        self._heed_guard()
         if self.phases.current == "evaluating":
             await self.phases.set("rollout")
+
+    async def _keep_if_best(self) -> None:
+        """See that the policy just evaluated has a checkpoint if it is the best so far; that of the last step and
+        of a stop comes anyway, and step 0 is the model that the run began with."""
+        step = self.state.step
+        top = best(comparable(self.store.evaluations()))
+        new = self._checkpointed < step < self.recipe.trainer.steps and not self.stopping
+        if new and top is not None and top["step"] == step:
+            await self.checkpoint(f"the best so far, {top['result']['mean']:.3f}")
+        else:
+            await self._tidy()
 
     async def checkpoint(self, why: str) -> str:
         """Write a checkpoint of the current step; returns its folder. Old ones beyond `keep_last` and the best go."""
         kept = [row for row in self.store.checkpoints() if row["state"] == "kept"]
         # rather wait for room than lose the steps since the last one; they are all about as large
         need = folder_mb(self.runtime.run_dir.path / kept[-1]["path"]) if kept else 0
-        await self._hold_if_wanted(need)
         name = f"step-{self.state.step}"
         path = self.runtime.run_dir.checkpoints / name
-        self.state.open_groups = [*self.groups.open, *(group.id for group in self.groups.complete)]
-        await self.runtime.worker.save(path, {"step": self.state.step, "loop": asdict(self.state)})
+        while True:
+            await self._hold_if_wanted(need)
+            waiting = (*self.groups.set_aside, *self.groups.complete)
+            self.state.open_groups = [*self.groups.open, *(group.id for group in waiting)]
+            try:
+                await self.runtime.worker.save(path, {"step": self.state.step, "loop": asdict(self.state)})
+                break
+            except DiskFullError:
+                if self.stopping:
+                    raise
+                need = free_mb(self.runtime.run_dir.path) + 1  # with what there is it has just failed
         self._checkpointed = self.state.step
         await self.store.add_checkpoint(
             self.state.step, self.state.version, str(path.relative_to(self.runtime.run_dir.path))
@@ -309,28 +306,22 @@ class TrainingLoop:
         await self.store.add_event(
             "info", "checkpoint", f"{name} ({why})", {"step": self.state.step, "path": str(path)}
         )
-        await self._prune()
+        await self._tidy()
         return str(path)
 
-    async def _prune(self) -> None:
-        kept = [row for row in self.store.checkpoints() if row["state"] == "kept"]
-        kept.sort(key=lambda row: row["step"])
-        scores = {row["step"]: row["result"]["mean"] for row in self.store.evaluations() if row["state"] == "done"}
-        best = max((row["step"] for row in kept if row["step"] in scores), key=lambda step: scores[step], default=None)
-        for row in kept[: -self.recipe.trainer.keep_last]:
-            if row["step"] != best:
-                await asyncio.to_thread(shutil.rmtree, self.runtime.run_dir.path / row["path"], True)
-                await self.store.set_checkpoint_state(row["step"], "removed")
+    async def _tidy(self) -> None:
+        await tidy(self.store, self.runtime.run_dir.path, self.recipe.trainer.keep_last)
 
     async def restore(self, state: LoopState) -> None:
-        """Go on from a checkpoint's state: its unfinished groups are taken up again."""
+        """Go on from a checkpoint's state: its unfinished groups are taken up, what the guard held is held."""
         self.state, self._checkpointed = state, state.step
+        self._pauses.asked = state.guard.tripped
         rows = {row["id"]: row for row in self.store.groups(split="train")}
         for group_id in state.open_groups:
             row = rows.get(group_id)
             if row is None or row["state"] == "dropped":
                 continue
-            task = self._tasks.get(("train", row["task_id"]))
+            task = self._tasks.get(row["task_id"])
             if task is None:
                 raise AgliteError(
                     f"the run's task {row['task_id']} is no longer in {self.recipe.tasks.train}",

@@ -5,12 +5,17 @@ from __future__ import annotations
 import math
 import statistics
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from aglite.training.samples import Sample
+from aglite.units import BROKEN
 
 Z95 = statistics.NormalDist().inv_cdf(0.975)
 """Half the width of a 95% interval, in standard errors."""
+
+
+FORKS = ("first", "new_thread", *BROKEN)
+"""Why a call's prompt does not begin with the tokens recorded before it."""
 
 
 def pass_at_k(n: int, c: int, k: int) -> float:
@@ -71,6 +76,32 @@ def forest_stats(rollouts: Sequence[Sequence[Sample]]) -> dict[str, float]:
         "trained_tokens": trained_tokens,
         "encoded_per_trained": encoded / trained_tokens if trained_tokens else 0.0,
     }
+
+
+def row_stats(samples: Sequence[Sample], causes: Mapping[int, str]) -> dict[str, dict[str, int]]:
+    """Why there are as many rows as there are: {rows_by_cause, encoded_by_cause}, samples and their tokens by the fork
+    cause (`causes`, by call id) of the first call that is trained in them.
+
+    `branch`: that call continues recorded tokens, as another one did before it (several replies to one prompt).
+    """
+    rows: Counter[str] = Counter()
+    encoded: Counter[str] = Counter()
+    for sample in samples:
+        first = next(call_id for call_id, trained in sample.calls if trained)
+        cause = causes[first] or "branch"
+        rows[cause] += 1
+        encoded[cause] += len(sample.input_ids)
+    names = (*FORKS, "branch")
+    return {
+        "rows_by_cause": {name: rows[name] for name in names},
+        "encoded_by_cause": {name: encoded[name] for name in names},
+    }
+
+
+def fork_stats(causes: Iterable[str]) -> dict[str, int]:
+    """How many calls continue the recorded tokens (`continued`, cause ''), and how many fork for each cause."""
+    counts = Counter(cause or "continued" for cause in causes)
+    return {name: counts[name] for name in ("continued", *FORKS)}
 
 
 def staleness_stats(samples: Sequence[Sample], version: int) -> dict[str, float]:

@@ -38,7 +38,7 @@ class Pauses:
                 f"{run_dir.path} was deleted or moved while the run was going on",
                 "if it was moved: `aglite up` with --dir goes on from its last checkpoint",
             )
-        free, wanted = psutil.disk_usage(str(run_dir.path)).free // 2**20, max(floor, need_mb)
+        free, wanted = free_mb(run_dir.path), max(floor, need_mb)
         if free < wanted:
             return f"{free} MB of disk left, {wanted} wanted: free some, the run then goes on by itself"
         return self.asked
@@ -76,6 +76,11 @@ async def wait(event: asyncio.Event, seconds: float) -> None:
             await event.wait()
     except TimeoutError:
         return
+
+
+def free_mb(folder: Path) -> int:
+    """Free space on a folder's disk, in MB rounded down."""
+    return psutil.disk_usage(str(folder)).free // 2**20
 
 
 def folder_mb(folder: Path) -> int:

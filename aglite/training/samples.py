@@ -28,13 +28,15 @@ class Call(Protocol):
     def logprobs(self) -> Sequence[float]: ...
     @property
     def versions(self) -> Sequence[Sequence[int]]: ...
+    @property
+    def constrained(self) -> bool: ...
 
 
 @dataclass(slots=True)
 class Sample:
     """One token sequence of T tokens with everything the trainer needs to know about each of them.
 
-    `logprobs` are 0 and `versions` -1 wherever `loss_mask` is 0.
+    `logprobs` are 0, `versions` -1 and `constrained` 0 wherever `loss_mask` is 0.
     """
 
     input_ids: array
@@ -45,6 +47,9 @@ class Sample:
     """float32 [T]: recorded log-probability of token t given the tokens before it"""
     versions: array
     """int32 [T]: policy version that sampled token t"""
+    constrained: array
+    """int8 [T]: 1 on tokens that were sampled under a grammar: from another distribution than `logprobs` speak of, so
+    that no importance weight can be told"""
     calls: list[tuple[int, bool]]
     """(call id, trained in this sample) from root to leaf"""
 
@@ -124,6 +129,7 @@ def join_path(path: Sequence[tuple[Call, bool]]) -> Sample:
     mask = array("b", bytes(len(ids)))
     logprobs = array("f", bytes(4 * len(ids)))
     versions = array("i", [-1]) * len(ids)
+    constrained = array("b", bytes(len(ids)))
     for call, trained in path:
         if not trained:
             continue
@@ -139,4 +145,5 @@ def join_path(path: Sequence[tuple[Call, bool]]) -> Sample:
         mask[start : start + count] = array("b", [1]) * count
         logprobs[start : start + count] = array("f", call.logprobs)
         versions[start : start + count] = spans
-    return Sample(ids, mask, logprobs, versions, [(call.id, trained) for call, trained in path])
+        constrained[start : start + count] = array("b", [call.constrained]) * count
+    return Sample(ids, mask, logprobs, versions, constrained, [(call.id, trained) for call, trained in path])

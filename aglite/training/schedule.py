@@ -1,8 +1,10 @@
-"""Which samples go through the model together. Pure functions: the plan is known before the first forward pass."""
+"""Which samples go through the model together, and how large a step is. Pure functions: both are known before the
+first forward pass."""
 
 from __future__ import annotations
 
 import heapq
+import math
 from collections.abc import Sequence
 from itertools import pairwise
 from typing import TypeVar
@@ -10,6 +12,31 @@ from typing import TypeVar
 from aglite.errors import AgliteError
 
 Rollout = TypeVar("Rollout")
+
+
+def learning_rate(peak: float, step: int, *, steps: int, warmup_steps: int, schedule: str) -> float:
+    """The learning rate of step `step`, from 0 to `steps` - 1.
+
+    It rises as peak * (step + 1) / (warmup_steps + 1), then is peak times
+
+    - `constant`: 1;
+    - `linear`: 1 - p;
+    - `cosine`: (1 + cos(pi p)) / 2 (Loshchilov & Hutter 2017, SGDR, without restarts),
+
+    with p = (step - warmup_steps) / (steps - warmup_steps), so that it would be 0 in the step after the last. It
+    depends on nothing but its arguments, so a resumed run has what it would have had.
+    """
+    if step < warmup_steps:
+        return peak * (step + 1) / (warmup_steps + 1)
+    share = min(1.0, (step - warmup_steps) / max(1, steps - warmup_steps))
+    match schedule:
+        case "constant":
+            return peak
+        case "linear":
+            return peak * (1 - share)
+        case "cosine":
+            return peak * (1 + math.cos(math.pi * share)) / 2
+    raise ValueError(f"no learning rate schedule is called {schedule!r}")
 
 
 def plan_micro_batches(

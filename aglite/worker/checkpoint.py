@@ -1,7 +1,7 @@
 """Checkpoint folders: a loadable Hugging Face model with the trainer's state beside it.
 
-    step-N/            config.json, tokenizer files, model.safetensors (fp32: the weights as they are)
-    step-N/trainer/    state.pt: optimizer and random state
+    step-N/            config.json, tokenizer files, model.safetensors (the weights as they are; adapters merged)
+    step-N/trainer/    state.pt: optimizer and random state; the adapter, where one is trained, in peft's files
     step-N/aglite.json meta
 
 A folder is written as `step-N.tmp`, synced to the disk and renamed, so that `step-N` is whole whenever it exists.
@@ -14,7 +14,7 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,9 +24,10 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
-from aglite.errors import AgliteError
+from aglite.errors import AgliteError, DiskFullError
 
 META = "aglite.json"
+ADAPTER = "adapter_model.safetensors"
 FORMAT = 1
 
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
@@ -36,7 +37,10 @@ _WEIGHT_FILES = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".safetensors.i
 
 @dataclass(slots=True)
 class State:
+    """What a checkpoint folder holds; `adapter` instead of `weights` where one was trained."""
+
     weights: dict[str, torch.Tensor]
+    adapter: dict[str, torch.Tensor] | None
     optimizer: dict[str, Any]
     rng: torch.Tensor
     meta: dict[str, Any]
@@ -48,9 +52,10 @@ def save(
     weights: Iterable[tuple[str, torch.Tensor]],
     optimizer: dict[str, Any],
     meta: dict[str, Any],
+    also: Callable[[Path], None] | None = None,
 ) -> None:
-    """Write a checkpoint; an older folder of the same name is replaced. Raises AgliteError when the disk is full, and
-    then leaves everything as it was."""
+    """Write a checkpoint; an older folder of the same name is replaced. Raises DiskFullError when there is no room, and
+    then leaves everything as it was. `also` writes more into the trainer's folder."""
     tensors = dict(weights)
     need = _bytes(tensors) + _bytes(optimizer)
     with _whole_folder(path, need) as folder:
@@ -58,6 +63,8 @@ def save(
         (folder / "trainer").mkdir()
         with (folder / "trainer" / "state.pt").open("wb") as file:
             torch.save({"optimizer": optimizer, "rng": torch.get_rng_state()}, file)
+        if also is not None:
+            also(folder / "trainer")
         (folder / META).write_text(json.dumps({"format": FORMAT, "meta": meta}))
 
 
@@ -77,11 +84,13 @@ def load(path: Path) -> State:
     if about["format"] > FORMAT:
         raise AgliteError(f"{path} was written by a newer aglite", "upgrade aglite")
     try:
-        weights = load_file(path / "model.safetensors")
+        file = path / "trainer" / ADAPTER
+        adapter = load_file(file) if file.is_file() else None
+        weights = load_file(path / "model.safetensors") if adapter is None else {}
         state = torch.load(path / "trainer" / "state.pt", weights_only=True)
     except (OSError, RuntimeError, SafetensorError) as error:
         raise AgliteError(f"the checkpoint {path} is damaged: {error}", "resume from an older one") from None
-    return State(weights, state["optimizer"], state["rng"], about["meta"])
+    return State(weights, adapter, state["optimizer"], state["rng"], about["meta"])
 
 
 def _write_model(folder: Path, model_dir: Path, tensors: dict[str, torch.Tensor]) -> None:
@@ -90,7 +99,7 @@ def _write_model(folder: Path, model_dir: Path, tensors: dict[str, torch.Tensor]
             shutil.copyfile(file, folder / file.name)
     config = json.loads((model_dir / "config.json").read_text())
     config.pop("torch_dtype", None)
-    config["dtype"] = "float32"
+    config["dtype"] = str(next(iter(tensors.values())).dtype).removeprefix("torch.")
     (folder / "config.json").write_text(json.dumps(config, indent=2))
     save_file(
         {name: tensor.contiguous() for name, tensor in tensors.items()}, folder / "model.safetensors", {"format": "pt"}
@@ -105,7 +114,7 @@ def _whole_folder(path: Path, need: int) -> Iterator[Path]:
     for leftover in (temporary, replaced):
         shutil.rmtree(leftover, ignore_errors=True)
     free = shutil.disk_usage(path.parent).free
-    full = AgliteError(
+    full = DiskFullError(
         f"{path.name} needs {need / 1e6:,.0f} MB, and {path.parent} has {free / 1e6:,.0f} MB left; nothing was written",
         "free some disk space, or lower trainer.keep_last",
     )

@@ -6,6 +6,7 @@ log-probabilities as float32, both packed into bytes.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import queue
 import select
@@ -14,13 +15,14 @@ import struct
 import sys
 import threading
 import time
-from array import array
 from collections.abc import Iterable
 from typing import Any, NoReturn
 
 import msgpack
 
-from aglite.errors import EngineError
+from aglite.arrays import pack, unpack
+from aglite.engine.base import Chunk
+from aglite.errors import AgliteError, EngineError
 
 MAX_FRAME = 1 << 30
 """Bytes; a longer frame means that the other side speaks something else."""
@@ -38,6 +40,30 @@ def encode(frame: dict[str, Any]) -> bytes:
             f"a frame of {len(body)} bytes is too long for the worker's socket", "train fewer rows a step"
         )
     return _LENGTH.pack(len(body)) + body
+
+
+def tokens_item(request_id: int, chunk: Chunk) -> list[Any]:
+    """A chunk in an item of a `tokens` frame."""
+    ids, logprobs = pack_ids(chunk.token_ids), pack_floats(chunk.logprobs)
+    item = [request_id, ids, logprobs, chunk.version, chunk.finish_reason]
+    return item if chunk.top is None else [*item, pack_top(chunk.top)]
+
+
+def chunk_of(item: list[Any]) -> Chunk:
+    """The chunk of an item of a `tokens` frame; the item begins with the request's id."""
+    _, ids, logprobs, version, finish_reason, *top = item
+    return Chunk(unpack_ids(ids), unpack_floats(logprobs), version, finish_reason, unpack_top(*top) if top else None)
+
+
+def failed_frame(request_id: int, error: AgliteError) -> dict[str, Any]:
+    """A generation that ends in an error."""
+    return {
+        "op": "failed",
+        "id": request_id,
+        "type": type(error).__name__,
+        "error": error.message,
+        "mend": error.mend,
+    }
 
 
 class FrameReader:
@@ -73,35 +99,31 @@ class FrameReader:
 
 
 def pack_ids(ids: Iterable[int]) -> bytes:
-    return _pack("i", ids)
+    return pack("i", ids)
 
 
 def unpack_ids(data: bytes) -> list[int]:
-    return _unpack("i", data).tolist()
+    return unpack("i", data).tolist()
 
 
 def pack_floats(values: Iterable[float]) -> bytes:
-    return _pack("f", values)
+    return pack("f", values)
 
 
 def unpack_floats(data: bytes) -> list[float]:
-    return _unpack("f", data).tolist()
+    return unpack("f", data).tolist()
 
 
-def _pack(kind: str, values: Iterable[float]) -> bytes:
-    packed = values if isinstance(values, array) and values.typecode == kind else array(kind, values)
-    if sys.byteorder == "big":
-        packed = array(kind, packed)
-        packed.byteswap()
-    return packed.tobytes()
+Top = list[list[tuple[int, float]]]
+"""The most probable tokens of each place, best first: (token id, log-probability)."""
 
 
-def _unpack(kind: str, data: bytes) -> array:
-    values = array(kind)
-    values.frombytes(data)
-    if sys.byteorder == "big":
-        values.byteswap()
-    return values
+def pack_top(top: Top) -> list[list[bytes]]:
+    return [[pack_ids(token for token, _ in place), pack_floats(value for _, value in place)] for place in top]
+
+
+def unpack_top(data: list[list[bytes]]) -> Top:
+    return [list(zip(unpack_ids(ids), unpack_floats(values), strict=True)) for ids, values in data]
 
 
 class Connection:
@@ -159,4 +181,9 @@ class Connection:
         """End the process from any thread: nobody is left to compute for, and the main thread may be deep in torch."""
         print(f"worker exits: {reason}", file=sys.stderr, flush=True)
         sys.stdout.flush()
+        import psutil
+
+        for child in psutil.Process().children(recursive=True):  # Ray's, of a trainer on several GPUs
+            with contextlib.suppress(psutil.NoSuchProcess):
+                child.kill()
         os._exit(code)

@@ -14,17 +14,35 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from aglite.engine.base import SamplingParams
-from aglite.errors import AgliteError, EngineError
-from aglite.worker.io import Connection, pack_floats, pack_ids, unpack_ids
+from aglite.errors import AgliteError, DiskFullError, EngineError
+from aglite.worker.io import Connection, failed_frame, pack_floats, tokens_item, unpack_ids
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from aglite.engine.base import Chunk
     from aglite.engine.embedded.engine import EmbeddedEngine
+    from aglite.worker.ray_trainer import RayTrainer
     from aglite.worker.trainer import Trainer
 
 
-TRAINER_SETTINGS = ("lr", "betas", "weight_decay", "grad_clip", "kl", "tokens_per_micro_batch")
+TRAINER_SETTINGS = (
+    "lr",
+    "betas",
+    "weight_decay",
+    "grad_clip",
+    "kl",
+    "tokens_per_micro_batch",
+    "dtype",
+    "attention",
+    "gradient_checkpointing",
+    "offload_optimizer",
+    "lora",
+)
 """What the worker reads of the recipe's trainer section; the rest of it is the supervisor's."""
+
+
+IN_MEMORY = "/dev/shm"
 
 
 class Worker:
@@ -34,8 +52,9 @@ class Worker:
         self._connection = connection
         self._inbox = connection.inbox
         self._engine: EmbeddedEngine | None = None
-        self._trainer: Trainer | None = None
-        self._model_dir = Path()
+        self._trainer: Trainer | RayTrainer | None = None
+        self._model_dir: Path | None = None
+        self._parcels: Iterator[dict[str, Any]] | None = None
 
     def run(self) -> None:
         """Serve until the socket closes (the connection then ends the process). An exception out of an engine step
@@ -58,12 +77,15 @@ class Worker:
                 return
             self._handle(frame)
 
-    def _send_chunks(self, chunks: list[tuple[int, Chunk]]) -> None:
-        items = [
-            [request_id, pack_ids(chunk.token_ids), pack_floats(chunk.logprobs), chunk.version, chunk.finish_reason]
-            for request_id, chunk in chunks
-        ]
-        self._connection.send({"op": "tokens", "items": items})
+    def _send_chunks(self, chunks: list[tuple[int, Chunk | EngineError]]) -> None:
+        items = []
+        for request_id, chunk in chunks:
+            if isinstance(chunk, EngineError):
+                self._connection.send(failed_frame(request_id, chunk))
+            else:
+                items.append(tokens_item(request_id, chunk))
+        if items:
+            self._connection.send({"op": "tokens", "items": items})
 
     def _handle(self, frame: dict[str, Any]) -> None:
         op = frame["op"]
@@ -83,7 +105,7 @@ class Worker:
             params["stop_token_ids"] = tuple(params.get("stop_token_ids") or ())
             self._ready_engine().submit(frame["id"], unpack_ids(frame["prompt"]), SamplingParams(**params))
         except AgliteError as error:
-            self._connection.send({"op": "failed", "id": frame["id"], "error": error.message, "mend": error.mend})
+            self._connection.send(failed_frame(frame["id"], error))
 
     def _call(self, frame: dict[str, Any]) -> None:
         method = _METHODS.get(frame["method"])
@@ -114,20 +136,32 @@ class Worker:
 
     def _ready_engine(self) -> EmbeddedEngine:
         if self._engine is None:
-            raise EngineError("the worker has no model yet", "call init first")
+            only = "only trains" if self._trainer else "has no model yet"
+            raise EngineError(f"this worker {only}", "call init first, with an engine")
         return self._engine
 
-    def _ready_trainer(self) -> Trainer:
+    def _ready_trainer(self) -> Trainer | RayTrainer:
         if self._trainer is None:
             raise EngineError("this worker only samples", "start it with a trainer")
         return self._trainer
 
+    def _folder(self) -> Path:
+        assert self._model_dir is not None
+        return self._model_dir
+
     # calls
 
-    def init(self, model: str, engine: dict[str, Any], trainer: dict[str, Any] | None = None, seed: int = 0) -> dict:
-        """Load the folder `model`. `engine` has context_length, max_running, kv_tokens, threads; `trainer` the settings
-        of Trainer, or None for a worker that only samples."""
-        if self._engine is not None:
+    def init(
+        self,
+        model: str,
+        engine: dict[str, Any] | None,
+        trainer: dict[str, Any] | None = None,
+        seed: int = 0,
+        threads: int | None = None,
+    ) -> dict | None:
+        """Load the folder `model`. `engine` has context_length, max_running, kv_tokens; `trainer` the settings of
+        Trainer. None for one of them: a worker that only trains, or only samples. `threads`: CPU threads."""
+        if self._model_dir is not None:
             raise EngineError("the worker holds a model already", "start a new worker")
         self._model_dir = Path(model)
         if not (self._model_dir / "config.json").is_file():
@@ -135,18 +169,22 @@ class Worker:
         self._event("loading", stage="torch")
         import torch
 
-        threads = engine.get("threads") or len(os.sched_getaffinity(0))
+        threads = threads or (engine or {}).get("threads") or len(os.sched_getaffinity(0))
         torch.set_num_threads(threads)
         torch.manual_seed(seed)
-        state = None
-        if trainer is not None:
-            self._event("loading", stage="verl")
-            from aglite.worker.trainer import Trainer
+        from aglite.worker import verl_world
 
-            self._event("loading", stage="trainer")
+        device = verl_world.resolve_device((trainer or engine or {}).get("device", "auto"))
+        if trainer is not None:
             known = {key: trainer[key] for key in TRAINER_SETTINGS if key in trainer}
-            self._trainer = Trainer(self._model_dir, seed=seed, progress=self._event, **known)
-            state = list(self._trainer.weights())
+            if engine is not None and known.get("dtype") == "auto":
+                known["dtype"] = "float32"  # what the engine of this process computes in: the two must agree
+            where = {"n_gpus": trainer.get("n_gpus", 1), "nnodes": trainer.get("nnodes", 1)}
+            self._trainer = self._load_trainer(device, threads, where, seed=seed, **known)
+        if engine is None:
+            self._event("loading", stage="done")
+            return None
+        state = list(self._trainer.weights()) if self._trainer is not None else None
         self._event("loading", stage="engine")
         from aglite.engine.embedded.engine import EmbeddedEngine
 
@@ -156,10 +194,33 @@ class Worker:
             max_running=engine["max_running"],
             kv_tokens=engine["kv_tokens"],
             threads=threads,
+            device=device,
             state=state,
         )
         self._event("loading", stage="done")
         return dataclasses.asdict(self._engine.info)
+
+    def _load_trainer(self, device: str, threads: int, where: dict[str, int], **settings: Any) -> Trainer | RayTrainer:
+        """One in this process, or one spread over the GPUs of `where` (n_gpus, nnodes)."""
+        from aglite.worker import verl_world
+
+        self._event("loading", stage="verl")
+        if where["n_gpus"] * where["nnodes"] == 1:
+            verl_world.install(device)
+            from aglite.worker.trainer import Trainer
+
+            self._event("loading", stage="trainer")
+            return Trainer(self._folder(), progress=self._event, **settings)
+        if device == "cpu":
+            raise AgliteError(
+                "trainer.n_gpus or trainer.nnodes is more than 1, and torch sees no GPU",
+                "leave them out, or run `aglite doctor` if there are GPUs",
+            )
+        verl_world.set_platform(device)
+        from aglite.worker.ray_trainer import RayTrainer
+
+        self._event("loading", stage="trainer")
+        return RayTrainer(self._folder(), device=device, threads=threads, progress=self._event, **where, **settings)
 
     def preempt(self) -> None:
         self._ready_engine().preempt()
@@ -179,10 +240,13 @@ class Worker:
     def train(self, batch: dict[str, Any]) -> dict:
         """One training step; generations in flight are pre-empted and wait for `resume`."""
         trainer = self._ready_trainer()
-        self.preempt()
-        result = trainer.train(batch, self._shortest_row(batch))
-        if result["applied"]:
-            self._ready_engine().load_weights(trainer.weights())
+        if self._engine is None:
+            result = trainer.train(batch)
+        else:
+            self._engine.preempt()
+            result = trainer.train(batch, self._shortest_row(batch))
+            if result["applied"]:
+                self._engine.load_weights(trainer.weights())
         _return_freed_memory()
         return result
 
@@ -193,6 +257,31 @@ class Worker:
         index = min(range(len(ids)), key=lambda i: len(ids[i]))
         return {index: self._ready_engine().logprobs([ids[index]], batch["temperature"])[0]}
 
+    def onload(self) -> None:
+        """Bring what training needs to the device."""
+        self._ready_trainer().onload()
+
+    def offload(self) -> None:
+        """Leave the device to the engine."""
+        self._ready_trainer().offload()
+        _return_freed_memory()
+
+    def send_weights(self, dtype: str, begin: bool) -> dict | None:
+        """The next parcel of the weights in GPU memory (see `aglite.worker.parcels`), None after the last. It stays
+        where it is until the next call."""
+        import torch
+
+        from aglite.worker.parcels import parcels
+
+        if begin or self._parcels is None:
+            self._parcels = parcels(self._ready_trainer().weights(), getattr(torch, dtype))
+        parcel = next(self._parcels, None)
+        if parcel is None:
+            self._parcels = None  # and with it the buffer
+            torch.cuda.ipc_collect()
+            torch.cuda.empty_cache()
+        return parcel
+
     def save(self, path: str, meta: dict[str, Any]) -> None:
         """Write a checkpoint folder whole, or leave nothing of it."""
         self._ready_trainer().save(Path(path), meta)
@@ -200,14 +289,28 @@ class Worker:
     def load(self, path: str) -> dict:
         """Go back to a checkpoint; returns its meta."""
         trainer = self._ready_trainer()
-        self.preempt()
+        if self._engine is not None:
+            self._engine.preempt()
         meta = trainer.load(Path(path))
-        self._ready_engine().load_weights(trainer.weights())
+        if self._engine is not None:
+            self._engine.load_weights(trainer.weights())
         return meta
 
-    def export(self, path: str) -> None:
-        """Write the weights alone as a Hugging Face folder."""
-        self._ready_trainer().export(Path(path))
+    def export(self, path: str, dtype: str = "") -> None:
+        """Write the weights alone as a Hugging Face folder, as they are or as another `dtype`. Raises DiskFullError."""
+        trainer = self._ready_trainer()
+        if Path(path).is_relative_to(IN_MEMORY):
+            _check_memory(trainer)
+        trainer.export(Path(path), dtype)
+
+
+def _check_memory(trainer: Trainer | RayTrainer) -> None:
+    """Files in memory are no use where there is none left for them. Raises DiskFullError."""
+    from aglite.worker.memory import free_bytes
+
+    need, free = trainer.weight_bytes(), free_bytes()
+    if need > free:
+        raise DiskFullError(f"the weights take {need >> 20} MB, and {free >> 20} MB of memory are left", "free memory")
 
 
 def _return_freed_memory() -> None:
@@ -227,6 +330,9 @@ _METHODS = {
         Worker.stats,
         Worker.logprobs,
         Worker.train,
+        Worker.onload,
+        Worker.offload,
+        Worker.send_weights,
         Worker.save,
         Worker.load,
         Worker.export,

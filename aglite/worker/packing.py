@@ -1,10 +1,11 @@
-"""Rows that share a prefix, packed so that the prefix is computed once. Pure Python.
+"""Rows of a micro-batch laid out in one sequence, a prefix that several share computed once. Pure Python.
 
 The rollouts of a group begin with the same prompt, and every conversation with the same system prompt. In a causal
 model the hidden state of a token depends only on the tokens before it, so equal prefixes have equal hidden states and
 need one forward and backward pass between them: the gradient of the shared part is the sum over the rows that go
 through it, exactly what separate rows would have added up. A micro-batch is therefore a forest of token nodes, laid out
-depth first in one sequence; a node may attend to its ancestors and to itself.
+depth first in one sequence; a node may attend to its ancestors and to itself. That takes a mask of its own, which not
+every way to compute attention knows: `row_by_row` lays the same rows out one after the other, nothing shared.
 """
 
 from __future__ import annotations
@@ -46,18 +47,32 @@ def build_forest(rows: Sequence[Sequence[int]]) -> Forest:
     return forest
 
 
-def plan_forests(rows: Sequence[Sequence[int]], budget: int) -> list[list[int]]:
+def row_by_row(rows: Sequence[Sequence[int]]) -> Forest:
+    """The rows one after the other; a row's positions begin at 0, which is what tells where it begins."""
+    forest = Forest()
+    for row in rows:
+        first = len(forest.ids)
+        forest.ids += row
+        forest.positions += range(len(row))
+        forest.paths.append(list(range(first, len(forest.ids))))
+        forest.spans.append((first, len(forest.ids), 0))
+    return forest
+
+
+def plan_rows(rows: Sequence[Sequence[int]], budget: int, shared: bool = True) -> list[list[int]]:
     """Split rows into micro-batches of at most `budget` nodes each, rows with common prefixes side by side.
 
     Returns the row numbers of each micro-batch. The micro-batches are about equally large. A row longer than the
-    budget gets one of its own: the supervisor has refused rows that must not be.
+    budget gets one of its own: the supervisor has refused rows that must not be. `shared`: whether a common prefix
+    counts once.
     """
     order = sorted(range(len(rows)), key=lambda i: tuple(rows[i]))
-    total = sum(own for _, own in _own_nodes(rows, order))
+    added = _own_nodes(rows, order) if shared else [(index, len(rows[index])) for index in order]
+    total = sum(own for _, own in added)
     target = total / max(1, -(-total // budget))
     batches: list[list[int]] = []
     size = 0
-    for index, own in _own_nodes(rows, order):
+    for index, own in added:
         whole = len(rows[index])
         if not batches or size + own > budget or (size >= target and own > whole // 2):
             batches.append([])

@@ -4,42 +4,41 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from aglite.errors import AgliteError, EngineError
-from aglite.worker import checkpoint, verl_cpu
-from aglite.worker.packing import build_forest, plan_forests
+from aglite.worker import checkpoint, ranks, verl_world
+from aglite.worker.packing import build_forest, plan_rows, row_by_row
+from aglite.worker.sharding import abandon, like, load_optimizer_state, optimizer_state, settle, whole
 
-verl_cpu.install()  # before any other module of verl
+verl_world.install()  # before any other module of verl; on what there is, unless somebody has said where
 
-from transformers.utils import logging as transformers_logging  # noqa: E402
-from verl.trainer.config import CheckpointConfig  # noqa: E402
 from verl.utils import tensordict_utils as tu  # noqa: E402
-from verl.workers.config import (  # noqa: E402
-    FSDPEngineConfig,
-    FSDPOptimizerConfig,
-    HFModelConfig,
-    TrainingWorkerConfig,
-)
-from verl.workers.engine_workers_tinker import TinkerTrainingWorker  # noqa: E402
+from verl.utils.device import get_device_name, get_torch_device  # noqa: E402
+from verl.workers.config import FSDPOptimizerConfig  # noqa: E402
 
-from aglite.worker.batch import Row, micro_batch, padded, read_rows  # noqa: E402
+from aglite.worker import gpu_memory, memory  # noqa: E402
+from aglite.worker import lora as adapters  # noqa: E402
+from aglite.worker.batch import Row, loss_batch, micro_batch, read_rows  # noqa: E402
 from aglite.worker.loss import PolicyLoss, Tally  # noqa: E402
+from aglite.worker.off_policy import OffPolicy, sequence_log_ratios  # noqa: E402
+from aglite.worker.verl_worker import Setup, TinkerTrainingWorker, verl_worker  # noqa: E402
 
 Plan = list[list[int]]
 """Row numbers of each micro-batch of one optimizer update."""
 
 
 class Trainer:
-    """Policy (and, with `kl`, reference) model of one run, on the CPU in fp32.
+    """Policy (and, with `kl`, reference) model of one run, on the device that `verl_world.install` was told.
 
     `lr` is the optimizer's initial value only: every step names its own. `tokens_per_micro_batch` bounds the tokens of
-    one forward and backward pass, where a prefix that several rows share counts once. `progress("train", done=, of=)`
-    is called after each micro-batch.
+    one forward and backward pass, where a prefix that several rows share counts once if the layout shares it.
+    `progress("train", done=, of=)` is called after each micro-batch. The other settings are the recipe's.
     """
 
     def __init__(
@@ -52,6 +51,11 @@ class Trainer:
         grad_clip: float = 1.0,
         kl: float = 0.0,
         tokens_per_micro_batch: int = 1024,
+        dtype: str = "auto",
+        attention: str = "auto",
+        gradient_checkpointing: bool = False,
+        offload_optimizer: bool = False,
+        lora: dict[str, Any] | None = None,
         seed: int = 0,
         progress: Callable[..., None] = lambda kind, **data: None,
     ) -> None:
@@ -59,7 +63,13 @@ class Trainer:
         self._model_dir = model_dir
         self._budget = tokens_per_micro_batch
         self._progress = progress
-        transformers_logging.disable_progress_bar()
+        self._setup = setup = Setup.of(
+            dtype=dtype,
+            attention=attention,
+            gradient_checkpointing=gradient_checkpointing,
+            offload_optimizer=offload_optimizer,
+            lora=lora,
+        )
         optimizer = FSDPOptimizerConfig(
             lr=lr,
             betas=(betas[0], betas[1]),
@@ -69,8 +79,15 @@ class Trainer:
             total_training_steps=1,
             override_optimizer_config={"fused": True},
         )
-        self._worker = _verl_worker(model_dir, optimizer)
-        self._reference = _verl_worker(model_dir, optimizer) if kl > 0 else None
+        self._worker = verl_worker(model_dir, optimizer, setup)
+        self._layout = self._worker.engine.layout
+        self._reference: TinkerTrainingWorker | None = None
+        if kl > 0:  # the weights without their adapter are those of the start
+            self._reference = self._worker if lora else verl_worker(model_dir, optimizer, setup, reference=True)
+        self._room: memory.Room | None = None
+        self._phases = gpu_memory.Phases()
+        self.onloaded = True
+        """Whether weights and optimizer are where they can be trained."""
 
     @property
     def module(self) -> torch.nn.Module:
@@ -81,9 +98,46 @@ class Trainer:
         return self._worker.engine.optimizer
 
     def weights(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """The live parameters under their Hugging Face names; tied ones once."""
-        for name, parameter in self.module.named_parameters():
-            yield name, parameter.detach()
+        """The parameters under their Hugging Face names, tied ones once, wherever they are: the live ones on one
+        device; with an adapter, copies with its product added."""
+        if self._setup.lora:
+            yield from adapters.merged(self.module)
+        else:
+            for name, parameter in self.module.named_parameters():
+                yield name, whole(parameter.detach())
+
+    # where it is
+
+    def onload(self) -> None:
+        """Bring weights, gradients and optimizer state to the device. Raises AgliteError if it has no room for them.
+        On the CPU it is only noted."""
+        self._phases.enter("onload", "weights and optimizer state were brought to it")
+        try:
+            self._move(get_device_name())
+        except torch.OutOfMemoryError:
+            refusal = self._refusal()
+        else:
+            self.onloaded = True
+            return
+        self._move("cpu")
+        raise refusal
+
+    def offload(self) -> None:
+        """Bring all of it to host memory and leave the device to others. On the CPU it is only noted."""
+        self._move("cpu")
+        self.onloaded = False
+
+    def _move(self, where: str) -> None:
+        if get_device_name() == "cpu":
+            return
+        stays = where != "cpu" and self._setup.offload_optimizer
+        self._worker.engine.to(where, model=True, optimizer=not stays, grad=True)
+        get_torch_device().synchronize()  # verl copies without waiting
+        get_torch_device().empty_cache()
+
+    def _ready(self) -> None:
+        if not self.onloaded:
+            raise EngineError("the trainer's weights are in host memory", "call onload before it is to compute")
 
     # one step
 
@@ -94,35 +148,72 @@ class Trainer:
         prefixes. The gradient is a sum over tokens, so the split changes nothing. `engine_logprobs` holds for some row
         numbers what the engine gives every token but the first under the current weights; for trained tokens it is
         compared with the trainer's. An update whose loss or gradient is not finite is not applied, and counted in
-        `skipped`.
+        `skipped`. When a GPU's memory runs out before the first update, the step begins anew with micro-batches half as
+        large, which stay so; when that is of no use, AgliteError says what holds the memory.
         """
+        self._ready()
+        while True:
+            try:
+                return self._train(batch, engine_logprobs or {})
+            except torch.OutOfMemoryError:
+                refusal = self._refusal()
+            # only here the tensors of the pass that failed are no longer held by its traceback
+            for worker in filter(None, (self._worker, self._reference)):
+                abandon(worker.engine.module)
+            self._worker.engine.optimizer_zero_grad()
+            get_torch_device().empty_cache()
+            if not self._phases.divisible:
+                raise refusal
+            self._budget = max(1, min(self._budget, self._phases.tokens) // 2)
+            print(f"{refusal.message}: trying again with {self._budget} tokens per micro-batch", flush=True)
+
+    def _train(self, batch: dict[str, Any], engine_logprobs: dict[int, list[float]]) -> dict[str, Any]:
         started = time.monotonic()
         rows, temperature = read_rows(batch), float(batch["temperature"])
         plans = [self._plan([index for micro in mini for index in micro], rows) for mini in batch["plan"]]
-        tally = Tally()
-        start = self._of_rows(self._worker, plans, rows, temperature) if len(plans) > 1 else None
-        reference = self._of_rows(self._reference_worker(), plans, rows, temperature) if batch["kl"] > 0 else None
-        self._worker.set_loss_fn(PolicyLoss(batch, tally))
-        micro_batches, done, updates = sum(map(len, plans)), 0, []
+        parts = [part for plan in plans for part in plan]
+        sizes = [self._size([rows[index] for index in part]) for part in parts]
+        largest = self._check_memory(parts, sizes, rows, batch)
+        phases = self._phases
+        phases.begin(sizes, many_rows=any(len(part) > 1 for part in parts), alone=ranks.count() == 1)
+        tally, sequences = Tally(), OffPolicy(batch).needs_sequences
+        phases.enter("start", "log-probabilities at the start of the step were computed")
+        start = self._of_rows(self._worker, plans, rows, temperature) if len(plans) > 1 or sequences else None
+        totals = sequence_log_ratios(rows, start) if start is not None and sequences else None
+        phases.enter("reference", "log-probabilities of the reference model were computed")
+        reference = self._of_reference(plans, rows, temperature) if batch["kl"] > 0 else None
+        policy_loss = PolicyLoss(batch, tally)
+        self._worker.set_loss_fn(policy_loss)
+        done, updates = 0, []
         for plan in plans:
-            self._worker.optimizer_zero_grad()
+            self._worker.engine.optimizer_zero_grad()
             loss = 0.0
-            for part in plan:
-                loss += self._forward_backward(part, rows, temperature, start, reference, engine_logprobs or {})
-                done += 1
-                self._progress("train", done=done, of=micro_batches)
+            phases.enter("train", f"a micro-batch of up to {phases.tokens} tokens was computed")
+            end = done + len(plan)
+            for part, counts in ranks.share(plan):
+                data = loss_batch(part, rows, start, totals, reference, engine_logprobs)
+                if not counts:
+                    data["advantages"], data["weights"] = data["advantages"] * 0, data["weights"] * 0
+                policy_loss.tally = tally if counts else Tally()
+                _how(data, temperature, calculate_entropy=True, entropy_gradient=batch["entropy"] > 0)
+                loss += tu.get(self._worker.forward_backward(data), "metrics")["loss"]
+                done = min(done + ranks.count(), end)
+                self._progress("train", done=done, of=len(parts))
+            phases.enter("optimizer", "the optimizer was applied")
+            phases.divisible = False  # from here on weights may have moved, and smaller passes do not help
             updates.append((loss, self._optimizer_step(loss, float(batch["lr"]))))
         applied = sum(math.isfinite(norm) for _, norm in updates)
         return {
             "loss": sum(loss for loss, _ in updates) / len(updates),
             "grad_norm": sum(norm for _, norm in updates) / len(updates),
-            **tally.metrics(with_reference=reference is not None),
+            **Tally.of_all(ranks.gather(tally)).metrics(with_reference=reference is not None),
             "tokens": sum(len(row.ids) for row in rows),
             "trained_tokens": sum(sum(row.mask) for row in rows),
-            "computed_tokens": sum(
-                len(build_forest([rows[i].ids for i in part]).ids) for plan in plans for part in plan
-            ),
-            "micro_batches": micro_batches,
+            "computed_tokens": sum(tokens for tokens, _ in sizes),
+            "micro_batches": len(parts),
+            "micro_batch_tokens_max": phases.tokens,
+            **phases.metrics(),
+            "micro_batch_mb_max": -(-max(largest, phases.pass_bytes) // 2**20),
             "seconds": time.monotonic() - started,
             "applied": applied > 0,
             "updates": applied,
@@ -130,91 +221,122 @@ class Trainer:
         }
 
     def _plan(self, members: list[int], rows: list[Row]) -> Plan:
-        parts = plan_forests([rows[index].ids for index in members], self._budget)
+        if self._layout.alone:
+            return [[index] for index in members]
+        ids = [rows[index].ids for index in members]
+        budget = min(self._budget, -(-sum(map(len, ids)) // ranks.count()))  # something for every rank
+        parts = plan_rows(ids, budget, self._layout.shared)
         return [[members[place] for place in part] for part in parts]
 
-    def _forward_backward(
-        self,
-        part: list[int],
-        rows: list[Row],
-        temperature: float,
-        start: dict[int, list[float]] | None,
-        reference: dict[int, list[float]] | None,
-        engine: dict[int, list[float]],
-    ) -> float:
-        """Add the gradient of one micro-batch; returns its loss."""
-        members = [rows[index] for index in part]
-        weights = padded([[row.weight] * len(row.ids) for row in members])
-        data = micro_batch(
-            members,
-            rollout_log_probs=padded([row.logprobs for row in members]),
-            advantages=weights * torch.tensor([[row.advantage] for row in members], dtype=torch.float32),
-            weights=weights,
-            engine_log_probs=padded([[0.0, *engine.get(index, rows[index].expected())] for index in part]),
-        )
-        if start is not None:
-            data["old_log_probs"] = padded([[0.0, *start[index]] for index in part])
-        if reference is not None:
-            data["ref_log_prob"] = padded([[0.0, *reference[index]] for index in part])
-        _how(data, temperature, calculate_entropy=True)
-        return tu.get(self._worker.forward_backward(data), "metrics")["loss"]
+    def _size(self, rows: list[Row]) -> tuple[int, int]:
+        """Tokens that a micro-batch of these rows computes, and how many of them need logits."""
+        ids = [row.ids for row in rows]
+        forest = build_forest(ids) if self._layout.shared else row_by_row(ids)
+        predicting = {
+            path[at - 1] for path, row in zip(forest.paths, rows, strict=True) for at, on in enumerate(row.mask) if on
+        }
+        return len(forest.ids), len(predicting)
+
+    def _check_memory(self, parts: Plan, sizes: list[tuple[int, int]], rows: list[Row], batch: dict[str, Any]) -> int:
+        """Bytes that the largest micro-batch will take, where that is known before."""
+        if get_device_name() != "cpu":
+            return 0
+        if self._room is None:
+            self._room = memory.Room(self.module, self._layout, getattr(torch, self._setup.dtype))
+        names = [row.get("name", f"row {index}") for index, row in enumerate(batch["rows"])]
+        return self._room.check(parts, sizes, rows, names)
+
+    def _refusal(self) -> AgliteError:
+        """The error for memory that ran out. To be called before anything is freed."""
+        held = gpu_memory.holders(self.module.parameters(), self.optimizer)
+        return gpu_memory.out_of_memory(self._phases, held, self._setup)
 
     def _optimizer_step(self, loss: float, lr: float) -> float:
         """Apply the gradient; returns its norm before clipping, not finite if nothing was applied."""
         if not math.isfinite(loss):
-            self._worker.optimizer_zero_grad()
+            self._worker.engine.optimizer_zero_grad()
             return math.nan
         # verl itself leaves the weights alone when the norm is not finite
         return self._worker.optimizer_step({"lr": lr})["grad_norm"]
-
-    def _reference_worker(self) -> TinkerTrainingWorker:
-        if self._reference is None:
-            raise EngineError("this trainer holds no reference model", "start it with kl > 0")
-        return self._reference
 
     # log-probabilities
 
     def logprobs(self, rows: Sequence[Sequence[int]], temperature: float) -> list[list[float]]:
         """Log-probability of every token but the first of each row, at `temperature`."""
-        whole = [Row(list(ids), bytes([0] + [1] * (len(ids) - 1)), [], b"", 0.0, 0.0) for ids in rows]
-        found = self._of_rows(self._worker, [plan_forests(rows, self._budget)], whole, temperature)
+        self._ready()
+        whole_rows = [Row(list(ids), bytes([0] + [1] * (len(ids) - 1)), [], b"", b"", 0.0, 0.0, 0) for ids in rows]
+        found = self._of_rows(self._worker, [self._plan(list(range(len(rows))), whole_rows)], whole_rows, temperature)
         return [found[index] for index in range(len(rows))]
 
+    def _of_reference(self, plans: list[Plan], rows: list[Row], temperature: float) -> dict[int, list[float]]:
+        if self._reference is None:
+            raise EngineError("this trainer holds no reference model", "start it with kl > 0")
+        return self._of_rows(self._reference, plans, rows, temperature, no_lora_adapter=bool(self._setup.lora))
+
     def _of_rows(
-        self, worker: TinkerTrainingWorker, plans: list[Plan], rows: list[Row], temperature: float
+        self, worker: TinkerTrainingWorker, plans: list[Plan], rows: list[Row], temperature: float, **options: Any
     ) -> dict[int, list[float]]:
         """Log-probabilities by row number: of every token but the first, 0 where the row's mask is."""
         found = {}
-        for part in (part for plan in plans for part in plan):
+        for part, _ in ranks.share([part for plan in plans for part in plan]):
             data = micro_batch([rows[index] for index in part])
-            _how(data, temperature, compute_loss=False)
+            _how(data, temperature, compute_loss=False, **options)
             for index, values in zip(part, worker.infer_batch(data)["log_probs"].unbind(), strict=True):
                 found[index] = values[:-1].tolist()
-        return found
+        settle(worker.engine.module)
+        return {index: values for of_rank in ranks.gather(found) for index, values in of_rank.items()}
 
     # checkpoints
 
     def save(self, path: Path, meta: dict[str, Any]) -> None:
         """Write a checkpoint folder; see `checkpoint.save`."""
-        checkpoint.save(path, self._model_dir, self.weights(), self.optimizer.state_dict(), meta)
+        adapter = None
+        if self._setup.lora:
+            tensors = {name: whole(value.detach()).cpu() for name, value in adapters.adapter(self.module).items()}
+            config = self.module.peft_config["default"]
+            adapter = partial(adapters.save, tensors=tensors, config=config, model_dir=self._model_dir)
+        optimizer, weights = optimizer_state(self.optimizer), self._gathered()
+        if ranks.first():
+            checkpoint.save(path, self._model_dir, weights, optimizer, meta, adapter)
+
+    def weight_bytes(self) -> int:
+        """Size of the weights as they are."""
+        return sum(one.numel() * one.element_size() for one in self.module.parameters())
+
+    def _gathered(self) -> Iterable[tuple[str, torch.Tensor]]:
+        """The weights in host memory, for the first rank; the others only help to gather them."""
+        weights = ((name, weight.cpu()) for name, weight in self.weights())
+        if ranks.first():
+            return weights
+        for _ in weights:
+            pass
+        return ()
 
     def load(self, path: Path) -> dict[str, Any]:
         """Take weights, optimizer and random state from a checkpoint; returns its meta."""
         state = checkpoint.load(path)
-        weights = dict(self.weights())
-        if weights.keys() != state.weights.keys():
-            odd = sorted(weights.keys() ^ state.weights.keys())
+        if bool(self._setup.lora) != (state.adapter is not None):
+            has, wants = ("no adapter", "one") if self._setup.lora else ("an adapter", "none")
+            raise AgliteError(f"{path} has {has}, and this run trains {wants}", "use its own recipe")
+        mine = adapters.adapter(self.module) if self._setup.lora else dict(self.module.named_parameters())
+        theirs = state.weights if state.adapter is None else state.adapter
+        if mine.keys() != theirs.keys():
+            odd = sorted(mine.keys() ^ theirs.keys())
             raise AgliteError(f"{path} is a checkpoint of another model (differs in {odd[0]})", "use its own recipe")
         with torch.no_grad():
-            for name, tensor in state.weights.items():
-                weights[name].copy_(tensor)
-        self.optimizer.load_state_dict(state.optimizer)
+            for name, tensor in theirs.items():
+                mine[name].copy_(like(tensor, mine[name]))
+        load_optimizer_state(self.optimizer, state.optimizer)
         torch.set_rng_state(state.rng)
         return state.meta
 
-    def export(self, path: Path) -> None:
-        """Write the weights as a Hugging Face folder."""
-        checkpoint.export(path, self._model_dir, self.weights())
+    def export(self, path: Path, dtype: str = "") -> None:
+        """Write the weights as a Hugging Face folder, as they are or as another `dtype`. Raises DiskFullError."""
+        weights = self._gathered()
+        if dtype:
+            weights = ((name, weight.to(getattr(torch, dtype))) for name, weight in weights)
+        if ranks.first():
+            checkpoint.export(path, self._model_dir, weights)
 
 
 def _how(data: Any, temperature: float, **options: Any) -> None:
@@ -226,35 +348,6 @@ def _how(data: Any, temperature: float, **options: Any) -> None:
         use_dynamic_bsz=False,
         micro_batch_size_per_gpu=rows,
         global_batch_size=rows,
+        disable_auto_offload=True,  # an optimizer in host memory is fetched when it is applied, not for every pass
         **options,
     )
-
-
-def _verl_worker(model_dir: Path, optimizer: FSDPOptimizerConfig) -> TinkerTrainingWorker:
-    model = HFModelConfig(
-        path=str(model_dir),
-        load_tokenizer=False,
-        use_remove_padding=False,
-        enable_gradient_checkpointing=False,
-        override_config={"attn_implementation": "sdpa"},
-    )
-    if "sliding_attention" in (getattr(model.hf_config, "layer_types", None) or ()):
-        raise AgliteError(
-            f"{model_dir} has sliding-window attention, which training on the CPU does not know",
-            "use a model with full attention, such as smollm2-135m",
-        )
-    fp32 = {"param_dtype": "fp32", "reduce_dtype": "fp32", "buffer_dtype": "fp32"}
-    engine = FSDPEngineConfig(
-        strategy="fsdp2", use_torch_compile=False, use_dynamic_bsz=False, model_dtype="fp32", mixed_precision=fp32
-    )
-    worker = TinkerTrainingWorker(
-        TrainingWorkerConfig(
-            model_type="language_model",
-            model_config=model,
-            engine_config=engine,
-            optimizer_config=optimizer,
-            checkpoint_config=CheckpointConfig(),
-        )
-    )
-    worker.reset()
-    return worker

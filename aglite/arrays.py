@@ -1,0 +1,28 @@
+"""Numbers packed into bytes, little-endian, for the store's columns and the worker's socket."""
+
+from __future__ import annotations
+
+import sys
+from array import array
+from collections.abc import Iterable
+from typing import Literal
+
+Code = Literal["i", "f", "q"]
+"""int32, float32, int64."""
+
+
+def pack(code: Code, values: Iterable[float]) -> bytes:
+    """Raises TypeError or OverflowError for what is no such number."""
+    packed = values if isinstance(values, array) and values.typecode == code else array(code, values)
+    if sys.byteorder == "big":
+        packed = array(code, packed)
+        packed.byteswap()
+    return packed.tobytes()
+
+
+def unpack(code: Code, data: bytes) -> array:
+    values = array(code)
+    values.frombytes(data)
+    if sys.byteorder == "big":
+        values.byteswap()
+    return values
