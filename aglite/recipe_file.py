@@ -23,7 +23,7 @@ def read_mapping(file: Path) -> dict[str, Any]:
     except yaml.YAMLError as error:
         raise RecipeError(f"{file} is not valid YAML: {error}", "correct the line it names") from None
     if not isinstance(data, dict):
-        raise RecipeError(f"{file} holds no mapping", "start from recipes/instruct/recipe.yaml")
+        raise RecipeError(f"{file} holds no mapping", "`aglite init FOLDER` writes one to start from")
     return data
 
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 import sqlite3
 import threading
-from collections.abc import Coroutine, Iterable
+from collections.abc import Callable, Coroutine, Iterable
 from pathlib import Path
 from typing import Any, TypeVar
 
 from aglite.errors import StoreError
+from aglite.redact import Redactor
 from aglite.store import db
 from aglite.store.records import pack_json
 from aglite.store.writer import Operation, Writer
@@ -22,6 +23,10 @@ class StoreBase:
 
     def __init__(self, path: Path, writer: Writer | None) -> None:
         self.path = path
+        self.keep_messages = True
+        """Whether what is said is stored, or tokens and numbers only."""
+        self.redactor = Redactor(())
+        """Masks what is stored."""
         self._writer = writer
         self._local = threading.local()
         self._readers: list[sqlite3.Connection] = []
@@ -31,25 +36,31 @@ class StoreBase:
     def close(self) -> None:
         """Commit what was handed in and close the file. Closing twice is fine."""
         self._closed = True
-        if self._writer is not None:
-            self._writer.close()
         with self._readers_lock:
             for reader in self._readers:
                 reader.close()
             self._readers.clear()
+        if self._writer is not None:  # last, as only a connection that may write takes the write-ahead log away
+            self._writer.close()
 
     def sync(self, write: Coroutine[Any, Any, Result]) -> Result:
         """Run one write where there is no event loop: `store.sync(store.set_meta("key", 1))`."""
         return asyncio.run(write)
 
+    def wait_when_full(self, on_full: Callable[[bool], None]) -> None:
+        """Let writes wait for room while the disk is full; see `Writer.wait_when_full`."""
+        if self._writer is not None:
+            self._writer.wait_when_full(on_full)
+
+    def stop_waiting(self) -> None:
+        """Let writes fail again while the disk is full."""
+        if self._writer is not None:
+            self._writer.stop_waiting()
+
     @property
     def commits(self) -> int:
         """Commits since opening: fewer than the writes when many came at once."""
         return self._writer.commits if self._writer else 0
-
-    def check(self) -> list[str]:
-        """What is wrong with the file; empty when it is whole. Reads all of it."""
-        return self._guard(lambda: db.check(self._reader()))
 
     async def _write(self, operation: Operation[Result]) -> Result:
         if self._writer is None:

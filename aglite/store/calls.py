@@ -11,6 +11,7 @@ from itertools import pairwise
 from typing import Any
 
 from aglite.errors import StoreError
+from aglite.redact import Redactor
 from aglite.store.base import StoreBase, insert
 from aglite.store.records import (
     CallRecord,
@@ -24,6 +25,8 @@ from aglite.store.records import (
     unpack_floats,
     unpack_ids,
     unpack_rows,
+    without_detail,
+    without_text,
 )
 from aglite.training.samples import join_path
 
@@ -40,10 +43,11 @@ SELECT * FROM chain
 ATTEMPT = """WHERE rollout_id = :id
 AND attempt = coalesce(:attempt, (SELECT max(attempt, 1) FROM rollouts WHERE id = :id))"""
 
+REQUEST_KEYS = frozenset({"model", "tools", "type"})
+"""Keys of a call's request that are never masked."""
+
 
 class CallStore(StoreBase):
-    keep_messages = True
-
     # writes
 
     async def add_call(self, call: CallRecord) -> int:
@@ -52,20 +56,25 @@ class CallStore(StoreBase):
         Raises StoreError, with nothing recorded, when lengths do not add up or the rollout or base is not there.
         """
         row = _call_row(call)
-        keep = self.keep_messages
-        bodies = [pack_json(message) for message in call.new_messages] if keep else []
-        reply = pack_json(call.reply_message) if keep and call.reply_message is not None else None
+        keep, redactor = self.keep_messages, self.redactor
+        replied = keep and call.reply_message is not None
+        said = [*call.new_messages, *([call.reply_message] if replied else [])] if keep else []
+        packed = [pack_json(message) for message in said] if not redactor else []
         if not keep:
-            row["base_messages"] = 0
+            row.update(base_messages=0, request=pack_json(without_text(call.request)), error=without_detail(call.error))
 
         def write(db: sqlite3.Connection) -> int:
             if call.base_id is not None:
                 _check_base(db, call)
             elif not db.execute("SELECT 1 FROM rollouts WHERE id = ?", (call.rollout_id,)).fetchone():
                 raise StoreError(f"there is no rollout {call.rollout_id} to record a call of")
-            messages = pack_rows(_message_id(db, body) for body in bodies)
-            reply_id = None if reply is None else _message_id(db, reply)
-            return insert(db, "calls", {**row, "new_messages": messages, "reply_message": reply_id})
+            bodies = packed
+            if redactor:  # here, because it may take long and this is not the gateway's thread
+                bodies = [pack_json(redactor.message(message)) for message in said]
+                row.update(request=mask_json(row["request"], redactor), error=redactor.text(row["error"]))
+            ids = [message_id(db, body) for body in bodies]
+            reply = ids.pop() if replied else None
+            return insert(db, "calls", {**row, "new_messages": pack_rows(ids), "reply_message": reply})
 
         return await self._write(write)
 
@@ -146,6 +155,21 @@ class CallStore(StoreBase):
         row = self._row(sql, (call if isinstance(call, int) else call.id,))
         return None if row is None else json.loads(row["body"])
 
+    def facts(self, call_id: int) -> dict[str, Any]:
+        """prompt_len, response_len, finish_reason, started_at, finished_at and request of one call, quickly: nothing of
+        it is rebuilt."""
+        sql = "SELECT prompt_len, response_len, finish_reason, started_at, finished_at, request FROM calls WHERE id = ?"
+        row = dict(self._rows(sql, (call_id,))[0])
+        return {**row, "request": json.loads(row["request"])}
+
+    def replied(self, reply_id: str, rollout_id: str, token_hash: bytes) -> int | None:
+        """The call whose reply has this id, of the rollout or of an earlier one with the same token; None if there is
+        none."""
+        sql = """SELECT calls.id FROM calls JOIN rollouts ON rollouts.id = calls.rollout_id
+                 WHERE reply_id = ? AND (rollout_id = ? OR token_hash = ?) ORDER BY calls.id DESC LIMIT 1"""
+        row = self._row(sql, (reply_id, rollout_id, token_hash))
+        return None if row is None else row["id"]
+
     def samples(
         self, step: int | None = None, rollout_id: str | None = None, rolled_back: bool = False
     ) -> list[StoredSample]:
@@ -178,6 +202,7 @@ class CallStore(StoreBase):
                     loss_mask=sample.loss_mask,
                     logprobs=sample.logprobs,
                     versions=sample.versions,
+                    constrained=sample.constrained,
                     calls=path,
                     advantage=row["advantage"],
                     weight=row["weight"],
@@ -205,6 +230,11 @@ def sample_row(step: int, sample: SampleRecord) -> dict[str, Any]:
         "advantage": sample.advantage,
         "weight": sample.weight,
     }
+
+
+def mask_json(text: str, redactor: Redactor) -> str:
+    """What an agent asked for, as it is stored, with the texts in it masked."""
+    return pack_json(redactor.value(json.loads(text), REQUEST_KEYS))
 
 
 def _call_row(call: CallRecord) -> dict[str, Any]:
@@ -247,6 +277,7 @@ def _call_row(call: CallRecord) -> dict[str, Any]:
         "retry_of": call.retry_of,
         "constrained": int(call.constrained),
         "held_s": call.held_s,
+        "reply_id": call.reply_id,
         "started_at": call.started_at,
         "first_token_at": call.first_token_at,
         "finished_at": call.finished_at,
@@ -265,8 +296,14 @@ def _check_base(db: sqlite3.Connection, call: CallRecord) -> None:
         raise StoreError(f"call {call.base_id} has {base['tokens']} tokens: base_len cannot be {call.base_len}")
 
 
-def _message_id(db: sqlite3.Connection, body: str) -> int:
-    digest = hashlib.sha256(body.encode()).digest()[:16]
+def digest_of(body: str) -> bytes:
+    """The hash that a message is found by."""
+    return hashlib.sha256(body.encode()).digest()[:16]
+
+
+def message_id(db: sqlite3.Connection, body: str) -> int:
+    """The row of a message; made when it is not there yet."""
+    digest = digest_of(body)
     row = db.execute("SELECT id FROM messages WHERE hash = ?", (digest,)).fetchone()
     return row["id"] if row else insert(db, "messages", {"hash": digest, "body": body})
 
@@ -275,36 +312,40 @@ def _rebuild(rows: Sequence[sqlite3.Row]) -> list[StoredCall]:
     """Rows in order of id, so that a base comes before what continues it."""
     built: dict[int, StoredCall] = {}
     for row in rows:
-        prompt = array("i")
-        if row["base_id"] is not None:
-            base = built[row["base_id"]]
-            prompt = base.prompt_ids[: row["base_len"]]
-            prompt += base.response_ids[: row["base_len"] - len(prompt)]
-        prompt += unpack_ids(row["new_prompt_ids"])
-        built[row["id"]] = StoredCall(
-            id=row["id"],
-            rollout_id=row["rollout_id"],
-            attempt=row["attempt"],
-            parent_id=row["parent_id"],
-            matched_id=row["matched_id"],
-            fork_cause=row["fork_cause"],
-            base_id=row["base_id"],
-            base_len=row["base_len"],
-            prompt_ids=prompt,
-            response_ids=unpack_ids(row["response_ids"]),
-            logprobs=unpack_floats(row["logprobs"]),
-            versions=json.loads(row["versions"]),
-            dialect=row["dialect"],
-            request=json.loads(row["request"]),
-            finish_reason=row["finish_reason"],
-            status=row["status"],
-            error=row["error"],
-            delivered=bool(row["delivered"]),
-            retry_of=row["retry_of"],
-            constrained=bool(row["constrained"]),
-            held_s=row["held_s"],
-            started_at=row["started_at"],
-            first_token_at=row["first_token_at"],
-            finished_at=row["finished_at"],
-        )
+        built[row["id"]] = rebuild(row, None if row["base_id"] is None else built[row["base_id"]])
     return list(built.values())
+
+
+def rebuild(row: sqlite3.Row, base: StoredCall | None) -> StoredCall:
+    """A call with the whole of its prompt, from its row and the call that it is based on."""
+    prompt = array("i")
+    if base is not None:
+        prompt = base.prompt_ids[: row["base_len"]]
+        prompt += base.response_ids[: row["base_len"] - len(prompt)]
+    prompt += unpack_ids(row["new_prompt_ids"])
+    return StoredCall(
+        id=row["id"],
+        rollout_id=row["rollout_id"],
+        attempt=row["attempt"],
+        parent_id=row["parent_id"],
+        matched_id=row["matched_id"],
+        fork_cause=row["fork_cause"],
+        base_id=row["base_id"],
+        base_len=row["base_len"],
+        prompt_ids=prompt,
+        response_ids=unpack_ids(row["response_ids"]),
+        logprobs=unpack_floats(row["logprobs"]),
+        versions=json.loads(row["versions"]),
+        dialect=row["dialect"],
+        request=json.loads(row["request"]),
+        finish_reason=row["finish_reason"],
+        status=row["status"],
+        error=row["error"],
+        delivered=bool(row["delivered"]),
+        retry_of=row["retry_of"],
+        constrained=bool(row["constrained"]),
+        held_s=row["held_s"],
+        started_at=row["started_at"],
+        first_token_at=row["first_token_at"],
+        finished_at=row["finished_at"],
+    )

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import re
 import sqlite3
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from aglite.errors import StoreError
+from aglite.errors import OlderStoreError, StoreError
 
 MIGRATIONS = Path(__file__).parent / "migrations"
 APPLICATION_ID = 0x61676C74  # "aglt" in the file's header, so that `file` and we know whose it is
@@ -22,8 +24,9 @@ def open_writer(path: Path, migrations: Path = MIGRATIONS) -> sqlite3.Connection
     cannot work.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
+    _make_private(path)
     connection = _connect(path)
-    try:
+    with _kept_if_well(connection, path):
         version = _version(connection, path, migrations)
         mode = connection.execute("PRAGMA journal_mode = WAL").fetchone()[0]
         if mode != "wal":
@@ -37,35 +40,54 @@ def open_writer(path: Path, migrations: Path = MIGRATIONS) -> sqlite3.Connection
             backup(connection, path.with_name(f"{path.name}.v{version}-{time.strftime('%Y%m%d-%H%M%S')}.bak"))
         _migrate(connection, migrations)
         connection.execute("PRAGMA foreign_keys = ON")
-    except sqlite3.Error as error:
-        connection.close()
-        raise explain(error, path) from error
-    except BaseException:
-        connection.close()
-        raise
+        connection.execute("PRAGMA secure_delete = ON")  # what is removed is overwritten, not only forgotten
     return connection
 
 
 def open_reader(path: Path, migrations: Path = MIGRATIONS) -> sqlite3.Connection:
-    """Open an existing, up-to-date file for reading only. Raises StoreError."""
+    """Open an existing, up-to-date file for reading only. Raises StoreError, OlderStoreError for an older file."""
     if not path.is_file():
         raise StoreError(f"there is no database at {path}", "give the directory of a run, such as runs/instruct")
-    connection = _connect(path, "?mode=ro")
-    try:
+    connection = _connect_reader(path)
+    with _kept_if_well(connection, path):
         version = _version(connection, path, migrations)
-    except sqlite3.Error as error:
-        connection.close()
-        raise explain(error, path) from error
-    except BaseException:
-        connection.close()
-        raise
-    if version < newest(migrations):
-        connection.close()
-        raise StoreError(
-            f"{path} is of schema version {version}, older than this aglite's {newest(migrations)}",
-            "`aglite up` on its run directory migrates it, after a backup copy",
-        )
+        if version < newest(migrations):
+            kind = OlderStoreError if version else StoreError  # an empty file is nobody's
+            raise kind(
+                f"{path} is of schema version {version}, older than this aglite's {newest(migrations)}",
+                "`aglite up` on its run directory migrates it, after a backup copy",
+            )
     return connection
+
+
+@contextlib.contextmanager
+def _kept_if_well(connection: sqlite3.Connection, path: Path) -> Iterator[None]:
+    """Close the connection where what is done with it fails. SQLite's errors become StoreErrors."""
+    try:
+        yield
+    except BaseException as error:
+        connection.close()
+        if isinstance(error, sqlite3.Error):
+            raise explain(error, path) from error
+        raise
+
+
+def copy(path: Path, target: Path) -> None:
+    """A private copy of a database, what is in its write-ahead log included. Raises StoreError."""
+    connection = _connect_reader(path)
+    try:
+        backup(connection, target)
+    except sqlite3.Error as error:
+        raise explain(error, path) from error
+    finally:
+        connection.close()
+
+
+def _connect_reader(path: Path) -> sqlite3.Connection:
+    # SQLite reads a write-ahead log by way of a file that it makes beside it. Where it may make none, as in an archive
+    # that nobody can write to, and there is no log to read, nothing changes and none is needed.
+    still = not path.with_name(path.name + "-wal").exists() and not os.access(path.parent, os.W_OK)
+    return _connect(path, "?mode=ro&immutable=1" if still else "?mode=ro")
 
 
 def newest(migrations: Path = MIGRATIONS) -> int:
@@ -75,11 +97,43 @@ def newest(migrations: Path = MIGRATIONS) -> int:
 
 def backup(connection: sqlite3.Connection, target: Path) -> None:
     """Copy the whole database, what is still in its write-ahead log included, to `target`."""
+    _make_private(target)
     copy = sqlite3.connect(target)
     try:
         connection.backup(copy)
     finally:
         copy.close()
+
+
+def flush_log(path: Path) -> bool:
+    """Move all of the write-ahead log into the file and empty it, so that removed text is not in it any more. False if
+    somebody was reading meanwhile: then later commits do it."""
+    connection = _connect(path)
+    try:
+        return connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()[0] == 0
+    except sqlite3.Error as error:
+        raise explain(error, path) from error
+    finally:
+        connection.close()
+
+
+def vacuum(path: Path) -> None:
+    """Write the whole file anew without what was removed, and empty its write-ahead log. Raises StoreError while
+    another process uses the file."""
+    connection = _connect(path)
+    try:
+        connection.execute("VACUUM")
+    except sqlite3.Error as error:
+        raise explain(error, path) from error
+    finally:
+        connection.close()
+    if not flush_log(path):
+        raise StoreError(f"{path} is being read by another process", "end it, then `aglite db vacuum`")
+
+
+def backups(path: Path) -> list[Path]:
+    """The copies that migrations left beside a database, with what was in it then."""
+    return sorted(path.parent.glob(f"{path.name}.v*.bak"))
 
 
 def check(connection: sqlite3.Connection) -> list[str]:
@@ -120,6 +174,18 @@ def explain(error: sqlite3.Error, path: Path) -> StoreError:
             "restore a .bak copy beside it, or start over with `aglite up --fresh`",
         )
     return StoreError(f"{path}: {error} ({name})")
+
+
+def _make_private(path: Path) -> None:
+    """Only the owner may read the file; SQLite gives its log the same mode. Raises StoreError."""
+    try:
+        os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
+        if path.stat().st_uid == os.geteuid():
+            path.chmod(0o600)
+    except OSError as error:
+        raise StoreError(
+            f"{path} cannot be opened or written ({error.strerror})", "check that the directory exists and is yours"
+        ) from None
 
 
 def _connect(path: Path, mode: str = "") -> sqlite3.Connection:

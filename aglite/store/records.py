@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-import sys
 from array import array
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from aglite.arrays import Code, pack, unpack
 from aglite.errors import StoreError
 
 
@@ -53,6 +53,8 @@ class CallRecord:
     retry_of: int | None = None
     constrained: bool = False
     held_s: float = 0.0
+    reply_id: str | None = None
+    """Under which a later request may name the reply."""
 
 
 @dataclass(slots=True)
@@ -95,6 +97,7 @@ class StoredCall:
             "response_ids": self.response_ids.tolist(),
             "logprobs": self.logprobs.tolist(),
             "versions": self.versions,
+            "constrained": self.constrained,
             "finish_reason": self.finish_reason,
             "status": self.status,
             "started_at": self.started_at,
@@ -119,8 +122,8 @@ class SampleRecord:
 
 @dataclass(slots=True)
 class StoredSample:
-    """A sample read back, as the trainer saw it. One entry a token in the four arrays; where the mask is 0 the
-    log-probability is 0 and the version -1."""
+    """A sample read back, as the trainer saw it. One entry a token in the five arrays; where the mask is 0 the
+    log-probability is 0 and the version -1. `constrained` is 1 on tokens that were sampled under a grammar."""
 
     id: int
     step: int
@@ -129,6 +132,7 @@ class StoredSample:
     loss_mask: array
     logprobs: array
     versions: array
+    constrained: array
     calls: list[tuple[int, bool]]
     advantage: float
     weight: float
@@ -140,6 +144,7 @@ class StoredSample:
             "loss_mask": self.loss_mask.tolist(),
             "logprobs": self.logprobs.tolist(),
             "versions": self.versions.tolist(),
+            "constrained": self.constrained.tolist(),
             "calls": [[call_id, int(trained)] for call_id, trained in self.calls],
             "advantage": self.advantage,
             "weight": self.weight,
@@ -162,15 +167,15 @@ def pack_rows(row_ids: Iterable[int]) -> bytes:
 
 
 def unpack_ids(data: bytes) -> array:
-    return _unpack("i", data)
+    return unpack("i", data)
 
 
 def unpack_floats(data: bytes) -> array:
-    return _unpack("f", data)
+    return unpack("f", data)
 
 
 def unpack_rows(data: bytes) -> array:
-    return _unpack("q", data)
+    return unpack("q", data)
 
 
 def pack_json(value: Any) -> str:
@@ -184,22 +189,21 @@ def pack_json(value: Any) -> str:
     return text
 
 
-def _pack(code: str, values: Iterable[float]) -> bytes:
-    if isinstance(values, array) and values.typecode == code:
-        packed = array(code, values)
-    else:
-        try:
-            packed = array(code, values)
-        except (TypeError, OverflowError) as error:
-            raise StoreError(f"not a list of {'numbers' if code == 'f' else 'integers'} that fit: {error}") from error
-    if sys.byteorder == "big":
-        packed.byteswap()
-    return packed.tobytes()
+def without_detail(text: str) -> str:
+    """Of `exit: code 1: what the agent printed`, a cause or an error, what aglite says itself: `exit`."""
+    return text.partition(":")[0]
 
 
-def _unpack(code: str, data: bytes) -> array:
-    values = array(code)
-    values.frombytes(data)
-    if sys.byteorder == "big":
-        values.byteswap()
-    return values
+def without_text(value: dict[str, Any]) -> dict[str, Any]:
+    """Of a JSON object what is no text: numbers, booleans, and objects of these."""
+    kept = {key: without_text(inner) if isinstance(inner, dict) else inner for key, inner in value.items()}
+    return {
+        key: inner for key, inner in kept.items() if isinstance(inner, int | float) or (inner and type(inner) is dict)
+    }
+
+
+def _pack(code: Code, values: Iterable[float]) -> bytes:
+    try:
+        return pack(code, values)
+    except (TypeError, OverflowError) as error:
+        raise StoreError(f"not a list of {'numbers' if code == 'f' else 'integers'} that fit: {error}") from error

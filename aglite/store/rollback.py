@@ -34,6 +34,7 @@ def roll_back(db: sqlite3.Connection, after_version: int, keep_groups: Sequence[
         sql = f"UPDATE {table} SET state = 'rolled_back' WHERE state != 'rolled_back' AND ({where})"
         counts[table] = db.execute(sql, newest).rowcount
     db.execute("UPDATE evaluations SET state = 'abandoned' WHERE state = 'running'")
+    db.execute("UPDATE checkpoints SET best = 0 WHERE state = 'rolled_back'")
     db.execute("UPDATE samples SET rolled_back = 1 WHERE step > ?", (step,))
 
     db.execute("CREATE TEMP TABLE IF NOT EXISTS kept (id TEXT PRIMARY KEY)")
@@ -42,8 +43,9 @@ def roll_back(db: sqlite3.Connection, after_version: int, keep_groups: Sequence[
     # Whatever the lost steps said about a rollout no longer holds.
     db.execute("UPDATE rollouts SET step = NULL, fate = '' WHERE step > ? AND fate != 'rolled_back'", (step,))
     sql = """UPDATE rollouts SET fate = 'rolled_back' WHERE fate != 'rolled_back'
-             AND id IN (SELECT rollout_id FROM calls WHERE version_max > ?)"""
-    counts["rollouts"] = db.execute(sql, (after_version,)).rowcount
+             AND (id IN (SELECT rollout_id FROM calls WHERE version_max > :version)
+                  OR json_extract(pruned, '$.policy_version_max') > :version)"""
+    counts["rollouts"] = db.execute(sql, newest).rowcount
     db.execute(
         """UPDATE groups SET state = 'open', step = NULL, finished_at = NULL
            WHERE id IN (SELECT id FROM kept) AND state != 'dropped'"""

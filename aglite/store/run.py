@@ -14,6 +14,9 @@ from aglite.store.calls import sample_row
 from aglite.store.records import SampleRecord, pack_json
 from aglite.store.rollback import roll_back
 
+EVENT_KEYS = frozenset({"state", "phase", "path", "group", "split", "kind"})
+"""Keys of an event's data that are never masked: they say what it is about."""
+
 
 class RunStore(StoreBase):
     # writes
@@ -38,8 +41,9 @@ class RunStore(StoreBase):
     ) -> None:
         """Record a training step, `applied` or `skipped`, in one commit with all that follows from it.
 
-        `samples` are what it trained, `fates` what became of each rollout (id -> trained | baseline_only | stale) and
-        `groups` the groups that it used up; an applied step makes its policy version known if it is not yet.
+        `samples` are what it trained, `fates` what became of each rollout (id -> trained | baseline_only | stale |
+        set_aside) and `groups` the groups that it used up; an applied step makes its policy version known if it is not
+        yet.
         """
         sample_rows = [sample_row(step, sample) for sample in samples]
         rollouts = [(step, fate, rollout_id) for rollout_id, fate in (fates or {}).items()]
@@ -67,14 +71,6 @@ class RunStore(StoreBase):
 
         await self._write(write)
 
-    async def add_policy_version(self, version: int, step: int) -> None:
-        """A new policy version, made by `step` (0: the model the run started from)."""
-        row = {"version": version, "step": step, "state": "live", "created_at": time.time()}
-        await self._write(lambda db: insert(db, "policy_versions", row))
-
-    async def set_policy_version_state(self, version: int, state: str) -> None:
-        await self._set("policy_versions", "version = ? AND state != 'rolled_back'", version, state)
-
     async def add_checkpoint(self, step: int, version: int, path: str) -> None:
         """A checkpoint that lies complete at `path`, in place of an earlier one there."""
         row = {"step": step, "version": version, "path": path, "state": "kept", "created_at": time.time()}
@@ -87,8 +83,19 @@ class RunStore(StoreBase):
 
     async def set_checkpoint_state(self, step: int, state: str) -> None:
         """`kept` or `removed`, of the step's newest checkpoint that is not rolled back."""
-        newest = "id = (SELECT max(id) FROM checkpoints WHERE step = ? AND state != 'rolled_back')"
-        await self._set("checkpoints", newest, step, state)
+        sql = """UPDATE checkpoints SET state = ?
+                 WHERE id = (SELECT max(id) FROM checkpoints WHERE step = ? AND state != 'rolled_back')"""
+
+        def write(db: sqlite3.Connection) -> None:
+            if not db.execute(sql, (state, step)).rowcount:
+                raise StoreError(f"there is no checkpoint of step {step} that could become {state}")
+
+        await self._write(write)
+
+    async def set_best_checkpoint(self, step: int) -> None:
+        """The kept checkpoint of `step` did best in validation; no other one is the best any more."""
+        sql = "UPDATE checkpoints SET best = (step = ? AND state = 'kept')"
+        await self._write(lambda db: db.execute(sql, (step,)) and None)
 
     async def start_evaluation(self, step: int, version: int, split: str = "val") -> int:
         row = {"step": step, "version": version, "split": split, "state": "running", "started_at": time.time()}
@@ -101,11 +108,18 @@ class RunStore(StoreBase):
         await self._write(lambda db: db.execute(sql, values) and None)
 
     async def set_phase(self, phase: str, cause: str = "") -> None:
-        """Begin a phase, which ends the one before."""
+        """Begin a phase, which ends the one before. That of a run which was killed is found open when the run starts
+        again: it ended with the last sign of life."""
         now = time.time()
+        killed_at = self.last_sign() if phase == "starting" else None
+        cause = self.redactor.text(cause) if self.redactor else cause
         row = {"phase": phase, "cause": cause, "started_at": now}
 
         def write(db: sqlite3.Connection) -> None:
+            if killed_at is not None:
+                sql = """UPDATE phases SET finished_at = max(started_at, ?)
+                         WHERE finished_at IS NULL AND phase != 'stopped'"""
+                db.execute(sql, (killed_at,))
             db.execute("UPDATE phases SET finished_at = ? WHERE finished_at IS NULL", (now,))
             insert(db, "phases", row)
 
@@ -113,6 +127,8 @@ class RunStore(StoreBase):
 
     async def add_event(self, level: str, kind: str, text: str, data: dict[str, Any] | None = None) -> int:
         """Add to the event log; returns the event's cursor, which only ever grows."""
+        if self.redactor:
+            text, data = self.redactor.text(text), self.redactor.value(data or {}, EVENT_KEYS)
         row = {"at": time.time(), "level": level, "kind": kind, "text": text, "data": pack_json(data or {})}
         return await self._write(lambda db: insert(db, "events", row))
 
@@ -121,16 +137,15 @@ class RunStore(StoreBase):
         kept = list(keep_groups)
         return await self._write(lambda db: roll_back(db, after_version, kept))
 
-    async def _set(self, table: str, where: str, value: int, state: str) -> None:
-        sql = f"UPDATE {table} SET state = ? WHERE {where}"
-
-        def write(db: sqlite3.Connection) -> None:
-            if not db.execute(sql, (state, value)).rowcount:
-                raise StoreError(f"{table} has none of {value} that could become {state}")
-
-        await self._write(write)
-
     # reads
+
+    def last_sign(self) -> float | None:
+        """The Unix time of the newest event, call or change of a rollout's state; None before the first."""
+        sql = """SELECT max(at) AS at FROM (
+                   SELECT * FROM (SELECT at FROM events ORDER BY id DESC LIMIT 1)
+                   UNION ALL SELECT * FROM (SELECT finished_at AS at FROM calls ORDER BY id DESC LIMIT 1)
+                   UNION ALL SELECT * FROM (SELECT at FROM rollout_states ORDER BY rowid DESC LIMIT 1))"""
+        return self._rows(sql)[0]["at"]
 
     def meta(self, key: str, default: Any = None) -> Any:
         row = self._row("SELECT value FROM meta WHERE key = ?", (key,))
@@ -160,6 +175,11 @@ class RunStore(StoreBase):
         """The last phases in order."""
         rows = self._rows("SELECT * FROM phases ORDER BY id DESC LIMIT ?", (limit,))
         return [dict(row) for row in reversed(rows)]
+
+    def phase_seconds(self) -> dict[str, float]:
+        """How long each phase has lasted in all, the one under way until now."""
+        sql = "SELECT phase, total(coalesce(finished_at, ?) - started_at) AS seconds FROM phases GROUP BY phase"
+        return {row["phase"]: row["seconds"] for row in self._rows(sql, (time.time(),))}
 
     def events(self, after: int = 0, limit: int = 500) -> list[dict[str, Any]]:
         """The first events past cursor `after`, in order: {id, at, level, kind, text, data}."""

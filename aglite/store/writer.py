@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import queue
+import shutil
 import sqlite3
 import threading
 from collections.abc import Callable
@@ -18,6 +19,9 @@ Result = TypeVar("Result")
 Operation = Callable[[sqlite3.Connection], Result]
 
 MAX_BATCH = 512
+NO_ROOM_BYTES = 1 << 20
+FULL_POLL_S = 0.5
+"""How often a write that found the disk full is tried again, where writes wait for room."""
 
 
 @dataclass(slots=True, eq=False)
@@ -44,6 +48,9 @@ class Writer:
         self._queue: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
         self._lock = threading.Lock()
         self._closed = False
+        self._full = False
+        self._on_full: Callable[[bool], None] | None = None
+        self._impatient = threading.Event()
         self._thread = threading.Thread(target=self._run, name="aglite-store-writer", daemon=True)
         self._thread.start()
 
@@ -58,8 +65,18 @@ class Writer:
             self._queue.put(_Job(operation, loop, future))
         return await future
 
+    def wait_when_full(self, on_full: Callable[[bool], None]) -> None:
+        """From now on a write that finds the disk full waits for room instead of failing, and all later ones with it.
+        The thread calls `on_full` with True when that begins and with False when it is over."""
+        self._on_full = on_full
+
+    def stop_waiting(self) -> None:
+        """Let writes fail again that find the disk full, those that wait included."""
+        self._impatient.set()
+
     def close(self) -> None:
-        """Commit what was handed in, then end the thread and close the connection."""
+        """Commit what was handed in, then end the thread and close the connection. Waits for no room."""
+        self.stop_waiting()
         with self._lock:
             if self._closed:
                 return
@@ -81,16 +98,42 @@ class Writer:
                 _resolve(jobs)
 
     def _commit(self, jobs: list[_Job]) -> None:
+        error = self._try(jobs)
+        while error is not None and self._waits(error):
+            self._say_full(True)
+            self._impatient.wait(FULL_POLL_S)
+            error = self._try(jobs)
+        if error is None:
+            self._say_full(False)
+        elif len(jobs) == 1:
+            jobs[0].error = explain(error, self._path) if isinstance(error, sqlite3.Error) else error
+        else:
+            # One too large for the disk must not take the others with it: each gets its own transaction.
+            for job in jobs:
+                self._commit([job])
+
+    def _try(self, jobs: list[_Job]) -> BaseException | None:
+        for job in jobs:
+            job.result = job.error = None
         try:
             self._transaction(jobs)
         except BaseException as error:
-            if len(jobs) == 1:
-                jobs[0].error = explain(error, self._path) if isinstance(error, sqlite3.Error) else error
-                return
-            # One too large for the disk must not take the others with it: each gets its own transaction.
-            for job in jobs:
-                job.result = job.error = None
-                self._commit([job])
+            return error
+        return None
+
+    def _waits(self, error: BaseException) -> bool:
+        """Whether an error is none yet, as the write is to wait for room on the disk."""
+        if self._on_full is None or self._impatient.is_set():
+            return False
+        name = str(getattr(error, "sqlite_errorname", ""))
+        if name.startswith("SQLITE_IOERR"):  # which is what the write-ahead log's own files give
+            return shutil.disk_usage(self._path.parent).free < NO_ROOM_BYTES
+        return name == "SQLITE_FULL"
+
+    def _say_full(self, full: bool) -> None:
+        if self._on_full is not None and full != self._full:
+            self._full = full
+            self._on_full(full)
 
     def _transaction(self, jobs: list[_Job]) -> None:
         db = self._connection
@@ -112,7 +155,8 @@ class Writer:
         try:
             job.result = job.operation(db)
         except Exception as error:
-            if not db.in_transaction:  # a full disk can make SQLite undo the whole transaction
+            # a full disk can make SQLite undo the whole transaction
+            if not db.in_transaction or self._waits(error):
                 raise
             db.execute("ROLLBACK TO job")
             job.error = explain(error, self._path) if isinstance(error, sqlite3.Error) else error
