@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -102,13 +103,10 @@ class Feed:
         if not self._run_dir.db.exists():
             return Snapshot(link, _over(last.status), last.rows, problem, last.heard_at)
         try:
-            stored = StoredRun(self._run_dir)
-            try:
+            with closing(StoredRun(self._run_dir)) as stored:
                 status = plain_json(stored.status())
                 self._rows.clear()
                 self._rows.merge(stored.rollouts(limit=KEPT))
-            finally:
-                stored.close()
         except AgliteError as unreadable:
             return Snapshot(link, _over(last.status), last.rows, str(unreadable), last.heard_at)
         return Snapshot(link, status, self._rows.ordered, problem, self._clock())

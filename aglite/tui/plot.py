@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+
+from aglite import units
 
 Point = tuple[float, float]
 
 _DOTS = ((0x01, 0x08), (0x02, 0x10), (0x04, 0x20), (0x40, 0x80))
 """Bits of a braille cell by row and column."""
+_SMALLEST = 1e-200
+"""What is nearer to 0 is 0: parts of it could not be told from 0."""
 
 
 class Canvas:
@@ -51,12 +55,46 @@ def _place(value: float, span: tuple[float, float], last: int) -> int:
     return round(min(max(share, 0.0), 1.0) * last)
 
 
-def nice_range(values: Sequence[float]) -> tuple[float, float]:
-    """A range around the values that ends on round numbers: 0 to 1 for rewards that lie in it."""
-    low, high = min(values), max(values)
-    if low >= 0 and high <= 1:
-        return 0.0, 1.0
+def ticks(values: Sequence[float], most: int) -> list[float]:
+    """Two to `most` evenly spaced round numbers that span the values; the first and the last end the axis.
+
+    The distance is 1, 2 or 5 times a power of ten. Values between 0 and 1 are spanned by 0 to 1 itself, so that rewards
+    are seen for what they are, unless all are tiny; others begin at 0 where that costs little of the picture.
+    """
+    low, high = (0.0 if abs(value) < _SMALLEST else value for value in (min(values), max(values)))
+    if low >= 0 and 0.02 < high <= 1:
+        low, high = 0.0, 1.0
+    elif low > 0 and low < 0.5 * high:
+        low = 0.0
     if low == high:
-        low, high = low - 0.5, high + 0.5
-    step = 10 ** math.floor(math.log10(high - low))
-    return math.floor(low / step) * step, math.ceil(high / step) * step
+        low, high = min(low, 0.0), max(high, 0.0) if low else 1.0
+    for step in _round_steps((high - low) / max(most - 1, 1)):
+        first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)
+        if last - first + 1 <= max(most, 2):
+            return [index * step for index in range(first, max(last, first + 1) + 1)]
+    raise AssertionError("steps grow without end")
+
+
+def stops(last: float, most: int) -> list[int]:
+    """At most `most` evenly spaced round whole numbers from 0 to `last`."""
+    for step in _round_steps(1):
+        if last // step + 1 <= max(most, 1):
+            return list(range(0, math.floor(last) + 1, round(step)))
+    raise AssertionError("steps grow without end")
+
+
+def _round_steps(least: float) -> Iterator[float]:
+    """1, 2 and 5 times powers of ten, from `least` on."""
+    exponent = math.floor(math.log10(least) + 1e-9)
+    while True:
+        yield from (factor * 10.0**exponent for factor in (1, 2, 5) if factor * 10.0**exponent >= least * (1 - 1e-9))
+        exponent += 1
+
+
+def labels(values: Sequence[float]) -> list[str]:
+    """Numbers of an axis, with as many digits as tell them apart."""
+    step = abs(values[1] - values[0]) if len(values) > 1 else abs(values[0]) or 1.0
+    if step < 1e-3 or step >= 1e5:
+        return ["0" if abs(value) < step / 2 else units.scientific(value) for value in values]
+    digits = max(0, -math.floor(math.log10(step) + 1e-9))
+    return [f"{abs(value) if abs(value) < step / 2 else value:.{digits}f}" for value in values]

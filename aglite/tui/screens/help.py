@@ -5,6 +5,7 @@ from __future__ import annotations
 from textwrap import wrap
 from typing import ClassVar
 
+from textual import events
 from textual.app import ComposeResult
 from textual.binding import Binding
 from textual.containers import VerticalScroll
@@ -18,10 +19,19 @@ WORDS = (
     ("rollout", "one execution of the agent on a task; rollouts of one task form a group and share a baseline"),
     ("calls", "model requests the agent made"),
     ("smpl", "token sequences that the trainer saw; more than one when the conversation forked"),
+    ("flat", "groups whose rewards are all equal: they teach nothing"),
+    ("stale", "policy versions between the one that sampled a token and the one that is trained"),
+    ("mismatch", "difference of log-probabilities between engine and trainer, which should be none"),
     ("policy", "versions of the weights that sampled it; +1 per update"),
     ("gate", "closed during an update: requests are held, agents just wait"),
     ("failed / error", "the agent's own failure (scored) / the infrastructure's (tried again, never scored)"),
 )
+
+WIDTH = 86
+"""Of the dialog at the most, in columns."""
+AROUND = 7
+"""Columns of it that are no text: frame, padding, scroll bar."""
+INDENT = 18
 
 
 class HelpScreen(ModalScreen[None]):
@@ -29,15 +39,19 @@ class HelpScreen(ModalScreen[None]):
 
     def compose(self) -> ComposeResult:
         with VerticalScroll(id="help", classes="dialog"):
-            for title, keys in HELP:
-                yield Static(_section(title, [(key.shown or key.keys.split(",")[0], key.long) for key in keys]))
-            yield Static(_section("Words", list(WORDS)))
+            yield Static(id="help-text")
+
+    def on_resize(self, event: events.Resize) -> None:
+        sections = [(title, [(key.written, key.long) for key in keys]) for title, keys in HELP]
+        room = min(event.size.width, WIDTH) - AROUND - INDENT
+        text = [_section(title, rows, max(room, 10)) for title, rows in (*sections, ("Words", list(WORDS)))]
+        self.query_one("#help-text", Static).update(Content("\n").join(text))
 
 
-def _section(title: str, rows: list[tuple[str, str]]) -> Content:
+def _section(title: str, rows: list[tuple[str, str]], room: int) -> Content:
     lines = [Content.styled(title, "bold $primary")]
     for name, text in rows:
-        first, *rest = wrap(text, 52)
-        lines.append(Content.assemble((f"  {name:<16}", "bold"), first))
-        lines.extend(Content(" " * 18 + more) for more in rest)
+        first, *rest = wrap(text, room)
+        lines.append(Content.assemble((f"  {name:<{INDENT - 2}}", "bold"), first))
+        lines.extend(Content(" " * INDENT + more) for more in rest)
     return Content("\n").join([*lines, Content("")])

@@ -35,6 +35,9 @@ class QuitScreen(ModalScreen[Wish | None]):
                 yield Button("[u]S[/u]top the run", variant="error", id="stop")
                 yield Button("[u]C[/u]ancel", id="cancel")
 
+    def on_mount(self) -> None:
+        self.set_focus(self.query_one("#leave"))
+
     def on_button_pressed(self, event: Button.Pressed) -> None:
         self.action_choose("" if event.button.id == "cancel" else event.button.id or "")
 

@@ -1,101 +1,198 @@
-"""One rollout in full: what it is worth and why, its calls, what was said, what the agent printed."""
+"""One rollout in full: its calls in time, what was said, its tokens, what the agent printed, what it is worth and
+why."""
 
 from __future__ import annotations
 
-import threading
-from typing import Any
+from collections.abc import Iterable, Sequence
+from typing import Any, ClassVar, cast
 
-from textual.app import ComposeResult
-from textual.containers import Container, VerticalScroll
+from textual import events
+from textual.containers import Container
 from textual.content import Content
-from textual.screen import Screen
-from textual.widgets import Footer, Static
+from textual.widget import Widget
+from textual.widgets import Static
 
 from aglite import units
-from aglite.conversation import added_messages, message_text, whole_list
 from aglite.errors import AgliteError
-from aglite.tui.keys import ROLLOUT, bindings
+from aglite.tui.keys import ROLLOUT, ROLLOUTS, bindings
+from aglite.tui.screens.view import View
+from aglite.tui.steer import RolloutActions
+from aglite.tui.widgets.pages import Pages, wrapped
 from aglite.tui.widgets.panel import faint, gauge
 from aglite.tui.widgets.queue import MARKS
+from aglite.tui.widgets.talk import Talk
+from aglite.tui.widgets.tokens import MODES, Tokens
+from aglite.tui.widgets.turns import TurnTable
+from aglite.tui.widgets.verdict import verdict
 
 REFRESH_S = 2.0
-ROLES = {"system": "$faint", "user": "$primary", "assistant": "$success", "tool": "$secondary", "developer": "$faint"}
+PAGES = ("messages", "tokens", "output", "reward")
 
 
-class RolloutScreen(Screen[None]):
-    BINDINGS = bindings(ROLLOUT)
+class PageNames(Static):
+    """The names of the pages; a click opens one."""
 
-    def __init__(self, rollout_id: str) -> None:
+    def on_click(self, event: events.Click) -> None:
+        at = 1
+        for name in PAGES:
+            at += len(name) + 4
+            if event.x < at:
+                cast(RolloutScreen, self.screen).turn_to(name)
+                return
+
+
+class RolloutScreen(RolloutActions, View):
+    NAME: ClassVar = "rollouts"
+    BINDINGS = bindings(ROLLOUT, ROLLOUTS)
+
+    def __init__(self, rollout_id: str, beside: Sequence[str] = (), *, page: str = "messages") -> None:
+        """`beside`: the ids of the list it was opened from."""
         super().__init__()
         self.rollout_id = rollout_id
+        self._beside = list(beside)
+        self._page = page
         self._detail: dict[str, Any] | None = None
-        self._asking = threading.Lock()
+        self._tokens: list[dict[str, Any]] | None = None
+        self._mode = MODES[0]
+        self._talk: Talk | None = None
 
-    def compose(self) -> ComposeResult:
+    def body(self) -> Iterable[Widget]:
         yield Static(faint(f" rollout {self.rollout_id} …"), id="facts")
         with Container(id="panes"):
-            with VerticalScroll(id="talk") as talk:
-                talk.border_title = "calls"
-                yield Static(id="calls")
-            with VerticalScroll(id="output") as output:
-                output.border_title = "agent's output"
-                yield Static(id="log")
-        yield Footer(show_command_palette=False)
+            yield TurnTable(id="turns")
+            with Container(id="reading"):
+                yield PageNames(id="page-names")
+                yield Pages(id="page")
 
     def on_mount(self) -> None:
-        self.query_one("#talk").focus()
+        self._name_pages()
         self._ask()
         self.set_interval(REFRESH_S, self._ask)
 
+    def finds(self) -> Pages:
+        return self.query_one(Pages)
+
+    def chosen(self) -> dict[str, Any] | None:
+        return self._detail
+
+    # what there is to read
+
     def _ask(self) -> None:
         done = self._detail is not None and self._detail["state"] not in units.UNFINISHED
-        if not done and self._asking.acquire(blocking=False):
-            self.run_worker(self._fetch, thread=True, exit_on_error=False)
+        if self.is_current and not done:
+            wanted = self.rollout_id
+            self.load(lambda run: units.plain_json(run.rollout(wanted)), self._tell)
 
-    def _fetch(self) -> None:
-        try:
-            detail = units.plain_json(self.app.rollout(self.rollout_id))  # type: ignore[attr-defined]
-        except AgliteError as error:
-            self.app.call_from_thread(self._problem, error)
-        else:
-            self.app.call_from_thread(self._show, detail)
-        finally:
-            self._asking.release()
-
-    def _problem(self, error: AgliteError) -> None:
+    def problem(self, error: AgliteError) -> None:
         if self._detail is None:
             self.query_one("#facts", Static).update(Content.styled(f" {error.message}", "$warning"))
+            self.query_one(TurnTable).show([], 0.0, error.mend or "nothing to see")
 
-    def _show(self, detail: dict[str, Any]) -> None:
-        self._detail = detail
-        now = self.app.clock()  # type: ignore[attr-defined]
-        self.query_one("#facts", Static).update(facts(detail, now))
-        self.query_one("#calls", Static).update(talk(detail))
-        self.query_one("#log", Static).update(Content((detail["log_tail"] or "").rstrip() or "nothing printed"))
-        self.query_one("#talk").border_title = f"calls {len(detail['call_rows'])}"
-        output = self.query_one("#output")
-        if detail["state"] in units.UNFINISHED:
-            output.scroll_end(animate=False)
+    def _tell(self, detail: dict[str, Any]) -> None:
+        if detail["id"] != self.rollout_id:
+            return
+        again = self._detail is not None
+        if again and len(detail["call_rows"]) != len((self._detail or {})["call_rows"]):
+            self._tokens = None
+        self._detail, self._talk = detail, Talk(detail)
+        now = self.app.clock()
+        self.query_one("#facts", Static).update(facts(detail, now, self.size.width))
+        self.query_one(TurnTable).tell(detail, now)
+        self._read(keep=again)
+        self.refresh_bindings()
+
+    def _read(self, *, keep: bool = False) -> None:
+        """Show the page that is open."""
+        self._name_pages()
+        page, detail = self.query_one(Pages), self._detail
+        if detail is None or self._talk is None:
+            page.read(wrapped([faint(" reading …")]))
+        elif self._page == "messages":
+            page.read(self._talk.layout, keep=keep)
+        elif self._page == "output":
+            printed = (detail["log_tail"] or "").rstrip()
+            page.read(wrapped([Content(printed) if printed else faint(" the agent printed nothing")]), keep=keep)
+            if not keep:
+                page.scroll_end(animate=False)
+        elif self._page == "reward":
+            page.read(lambda width: verdict(detail, width), keep=keep)
+        elif self._tokens is None:
+            page.read(wrapped([faint(" reading …")]))
+            wanted = self.rollout_id
+            self.load(lambda run: (wanted, run.tokens(wanted)), self._tell_tokens, group="tokens")
+        else:
+            numbers = {call["id"]: number for number, call in enumerate(detail["call_rows"], 1)}
+            page.read(Tokens(self._tokens, numbers, self._mode).layout, keep=keep)
+
+    def _tell_tokens(self, answer: tuple[str, list[dict[str, Any]]]) -> None:
+        rollout_id, tokens = answer
+        if rollout_id == self.rollout_id:
+            self._tokens = tokens
+            if self._page == "tokens":
+                self._read()
+
+    def _name_pages(self) -> None:
+        parts: list[Any] = [" "]
+        for name in PAGES:
+            here = name == self._page
+            parts += [(f" {name} ", "bold $cursor-text on $cursor" if here else "$faint"), "  "]
+        self.query_one(PageNames).update(Content.assemble(*parts))
+
+    def turn_to(self, page: str) -> None:
+        self._page = page
+        self._read()
+
+    # keys
+
+    def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
+        if action == "colours":
+            return self._page == "tokens"
+        return super().check_action(action, parameters)
 
     def action_back(self) -> None:
         self.app.pop_screen()
 
-    def action_scroll(self, by: int) -> None:
-        self._pane.scroll_relative(y=by, animate=False)
+    def action_page_by(self, by: int) -> None:
+        self.turn_to(PAGES[(PAGES.index(self._page) + by) % len(PAGES)])
+        self.refresh_bindings()
+
+    def action_colours(self) -> None:
+        self._mode = MODES[(MODES.index(self._mode) + 1) % len(MODES)]
+        self._read(keep=True)
 
     def action_scroll_page(self, by: int) -> None:
-        self._pane.scroll_relative(y=by * max(self._pane.size.height - 1, 1), animate=False)
+        page = self.query_one(Pages)
+        page.scroll_relative(y=by * max(page.size.height - 1, 1), animate=False)
 
-    @property
-    def _pane(self) -> VerticalScroll:
-        focused = self.focused
-        return focused if isinstance(focused, VerticalScroll) else self.query_one("#talk", VerticalScroll)
+    def action_turn(self, by: int) -> None:
+        table = self.query_one(TurnTable)
+        table.move(table.cursor + by)
+
+    def on_table_moved(self, message: TurnTable.Moved) -> None:
+        if self._page == "messages" and message.row is not None and self._talk is not None and self._talk.anchors:
+            self.query_one(Pages).go(self._talk.anchors[message.row["number"] - 1])
+
+    def on_turn_table_chosen(self, message: TurnTable.Chosen) -> None:
+        self.turn_to("messages")
+        if self._talk is not None and self._talk.anchors:
+            self.query_one(Pages).go(self._talk.anchors[message.row["number"] - 1])
+
+    def action_neighbour(self, by: int) -> None:
+        if self.rollout_id in self._beside:
+            at = self._beside.index(self.rollout_id) + by
+            if 0 <= at < len(self._beside):
+                self.rollout_id = self._beside[at]
+                self._detail = self._tokens = self._talk = None
+                self.query_one(TurnTable).show([], 0.0, "reading …")
+                self._read()
+                self._ask()
 
 
-def facts(detail: dict[str, Any], now: float) -> Content:
+def facts(detail: dict[str, Any], now: float, width: int) -> Content:
     """State and cause, reward with its parts, tokens, times."""
     mark, style = MARKS[detail["state"]]
     cause = f" ({detail['cause']})" if detail["cause"] else ""
+    flags = f"   ▲ {', '.join(detail['flags'])}" if detail["flags"] else ""
     lines = [
         Content.assemble(
             (f" {detail['id']}", "bold"),
@@ -111,14 +208,17 @@ def facts(detail: dict[str, Any], now: float) -> Content:
             (units.reward(detail["reward"]), "bold"),
             *[part for name, value in detail["breakdown"].items() for part in _part(name, value)],
         ),
-        faint(
-            f" {units.count(detail['prompt_tokens'])} prompt, {units.count(detail['sampled_tokens'])} sampled, "
-            f"{units.count(detail['trained_tokens'])} trained tokens   samples {detail['samples']}   "
-            f"policy {units.versions(detail) or '–'}"
-            + (f"   flags {', '.join(detail['flags'])}" if detail["flags"] else "")
+        Content.assemble(
+            (
+                f" {units.count(detail['prompt_tokens'])} prompt, {units.count(detail['sampled_tokens'])} sampled, "
+                f"{units.count(detail['trained_tokens'])} trained tokens   samples {detail['samples']}   "
+                f"policy {units.versions(detail) or '–'}",
+                "$faint",
+            ),
+            (flags, "$warning"),
         ),
     ]
-    return Content("\n").join(lines)
+    return Content("\n").join([line.truncate(width, ellipsis=True) for line in lines])
 
 
 def _part(name: str, value: float) -> list[Any]:
@@ -127,43 +227,7 @@ def _part(name: str, value: float) -> list[Any]:
 
 def _ran(detail: dict[str, Any], now: float) -> str:
     if not detail["started_at"]:
-        return f"waiting for {units.clock(now - detail['created_at'])}"
+        return "never ran" if detail["finished_at"] else f"waiting for {units.clock(now - detail['created_at'])}"
     if not detail["finished_at"]:
         return f"running for {units.clock(now - detail['started_at'])}"
     return f"ran {units.clock(detail['finished_at'] - detail['started_at'])}"
-
-
-def talk(detail: dict[str, Any]) -> Content:
-    """Each call: how it follows from the earlier ones, its numbers, and the messages that it adds."""
-    calls = detail["call_rows"]
-    if not calls:
-        return faint("the agent has not called the model yet")
-    numbers = {call["id"]: number for number, call in enumerate(calls, 1)}
-    blocks = []
-    for number, (call, added) in enumerate(
-        zip(calls, added_messages([whole_list(call) for call in calls]), strict=True), 1
-    ):
-        blocks.append(_call(number, call, numbers))
-        for message in added:
-            role = message.get("role", "?")
-            blocks.append(
-                Content.assemble((f"{role} ", f"bold {ROLES.get(role, '$foreground')}"), message_text(message))
-            )
-        blocks.append(Content(""))
-    return Content("\n").join(blocks[:-1])
-
-
-def _call(number: int, call: dict[str, Any], numbers: dict[int, int]) -> Content:
-    if call["fork_cause"]:
-        how = ("forks: " if number > 1 else "") + call["fork_cause"]
-    else:
-        how = f"continues {numbers.get(call['parent_id'], call['parent_id'])}"
-    took = f"{call['finished_at'] - call['started_at']:.1f} s" if call["finished_at"] else "…"
-    held = f", held {call['held_s']:.0f} s" if call["held_s"] >= 1 else ""
-    end = call["finish_reason"] if call["status"] == "ok" else f"{call['status']} {call['error']}".strip()
-    versions = " ".join(f"v{version}" for version, _ in call["versions"])
-    return Content.assemble(
-        (f"── call {number} ", "bold $primary"),
-        (how, "$accent" if call["fork_cause"] and number > 1 else "$faint"),
-        (f" · {call['prompt_tokens']} → {call['sampled_tokens']} tokens · {versions} · {took}{held} · {end}", "$faint"),
-    )

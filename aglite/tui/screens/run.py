@@ -1,23 +1,25 @@
-"""The run on one screen: metrics, rollouts, events."""
+"""The run on one screen: where it stands, its curves, what is busy."""
 
 from __future__ import annotations
 
-from textual.app import ComposeResult
+from collections.abc import Iterable
+from typing import ClassVar
+
+from textual import events
 from textual.containers import Container
-from textual.screen import Screen
-from textual.widgets import Footer
+from textual.widget import Widget
 
 from aglite.tui.feed import Snapshot
+from aglite.tui.screens.view import View
+from aglite.tui.widgets import curve
 from aglite.tui.widgets.engine import EngineLoad
-from aglite.tui.widgets.events import EventLog
-from aglite.tui.widgets.header import RunHeader
+from aglite.tui.widgets.events import EventTable
 from aglite.tui.widgets.host import HostLoad
-from aglite.tui.widgets.notice import Notice
-from aglite.tui.widgets.panel import Panel
 from aglite.tui.widgets.phase import PhaseBar
 from aglite.tui.widgets.queue import QueueDepth
-from aglite.tui.widgets.reward import Reward
 from aglite.tui.widgets.rollouts import RolloutTable
+from aglite.tui.widgets.table import Table
+from aglite.tui.widgets.timeline import Timeline
 
 EMPTY = {
     "connecting": "waiting for the supervisor …",
@@ -26,45 +28,42 @@ EMPTY = {
     "died": "no rollouts recorded",
     "ended": "no rollouts recorded",
 }
+TOWERING = 46
+"""Lines from which there is room for the smaller curves in one column."""
+NO_EVENTS = {"connecting": "waiting for the supervisor …", "live": "nothing has happened yet"}
 
 
-class RunScreen(Screen[None]):
-    def compose(self) -> ComposeResult:
-        yield RunHeader(id="header")
+class RunScreen(View):
+    NAME: ClassVar = "run"
+
+    def body(self) -> Iterable[Widget]:
         yield PhaseBar(id="phase")
-        yield Notice(id="notice")
-        with Container(id="body"):
-            with Container(id="metrics"):
-                yield QueueDepth(id="queue")
-                yield Reward(id="reward")
-                with Container(id="load"):
-                    yield EngineLoad(id="engine")
-                    yield HostLoad(id="host")
-            with Container(id="work"):
+        yield Timeline(id="timeline")
+        with Container(id="run"):
+            with Container(id="curves"):
+                yield curve.reward()
+                with Container(id="small-curves"):
+                    yield curve.entropy()
+                    yield curve.kl()
+            with Container(id="busy"):
+                with Container(id="meters"):
+                    yield QueueDepth(id="queue")
+                    with Container(id="load"):
+                        yield EngineLoad(id="engine")
+                        yield HostLoad(id="host")
                 yield RolloutTable(id="rollouts")
-                yield EventLog(id="events")
-        yield Footer(show_command_palette=False)
+                yield EventTable(id="events")
 
-    def on_mount(self) -> None:
-        self.query_one(RolloutTable).focus()
-        self.set_interval(1.0, self.tick)
-        self.app.feed.start()  # type: ignore[attr-defined]
+    def on_resize(self, event: events.Resize) -> None:
+        self.set_class(event.size.height >= TOWERING, "-towering")
 
     def show(self, snapshot: Snapshot) -> None:
-        for panel in self.query(Panel):
-            panel.show(snapshot)
+        super().show(snapshot)
         self.query_one("#load").display = snapshot.link not in ("ended", "died")
-        now = self.app.clock()  # type: ignore[attr-defined]
+        now = self.app.clock()
         self.query_one(RolloutTable).show(snapshot.rows, now, EMPTY[snapshot.link])
-        if snapshot.status:
-            self.query_one(EventLog).show(snapshot.status.get("log") or [])
+        log = (snapshot.status or {}).get("log") or []
+        self.query_one(EventTable).add(log, now, NO_EVENTS.get(snapshot.link, "no event is recorded"))
 
-    def tick(self) -> None:
-        """Timers go on between two answers."""
-        for panel in self.query(Panel):
-            panel.tick()
-
-    def on_rollout_table_opened(self, message: RolloutTable.Opened) -> None:
-        from aglite.tui.screens.rollout import RolloutScreen
-
-        self.app.push_screen(RolloutScreen(message.rollout_id))
+    def finds(self) -> Table:
+        return self.focused if isinstance(self.focused, EventTable) else self.query_one(RolloutTable)

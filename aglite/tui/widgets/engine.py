@@ -37,6 +37,9 @@ class EngineLoad(Panel):
             (str(engine.get("waiting", 0)), "bold" if engine.get("waiting") else "$faint"),
             (" waiting", "$faint"),
         )
+        held = ((self.snapshot.status or {}).get("gate") or {}).get("held", 0)
+        if held:
+            busy = Content.assemble(busy, "  ", (str(held), "bold $warning"), (" held", "$faint"))
         capacity = engine.get("kv_capacity")
         share = engine["kv_tokens"] / capacity if capacity else None
         if height < 3:
@@ -53,6 +56,6 @@ class EngineLoad(Panel):
             computed, reused = engine.get("prefill_tokens") or 0, engine.get("reused_tokens") or 0
             facts = f" {units.count(engine['sampled_tokens'])} sampled · {units.count(computed)} prefilled"
             if computed + reused:
-                facts += f" · {reused / (computed + reused):.0%} reused"
+                facts += f" · {reused / (computed + reused):.0%} cached"
             rows.append(faint(facts).truncate(width, ellipsis=True))
         return lines(*rows[:height])

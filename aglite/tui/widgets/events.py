@@ -3,65 +3,80 @@
 from __future__ import annotations
 
 import time
-from typing import Any, ClassVar
-
-from rich.segment import Segment
-from rich.style import Style
-from textual.geometry import Size
-from textual.scroll_view import ScrollView
-from textual.strip import Strip
+from collections.abc import Iterable
+from typing import ClassVar
 
 from aglite.headless import describe
-from aglite.tui.widgets.rollouts import fit
+from aglite.tui.keys import EVENTS, bindings
+from aglite.tui.widgets.table import Column, Row, Table
 
-KEPT = 2000
-LEVELS = {"info": "text", "warning": "warning", "error": "error"}
+KEPT = 5000
+LEVELS = ("info", "warning", "error")
+SIGNS = {"info": "", "warning": "▲", "error": "✗"}
 
 
-class EventLog(ScrollView, can_focus=False):
-    COMPONENT_CLASSES: ClassVar = {"events--faint", "events--text", "events--warning", "events--error"}
-    BORDER_TITLE = "events"
+def rollout_of(event: Row) -> str | None:
+    """The rollout that an event is about, if it is about one."""
+    data = event.get("data") or {}
+    return data.get("id") or data.get("rollout") if event["kind"] == "rollout" else None
+
+
+class EventTable(Table):
+    BINDINGS = bindings(EVENTS)
+    COLUMNS: ClassVar = (
+        Column("time", 8),
+        Column("", 1, sort=lambda row: LEVELS.index(row["level"])),
+        Column("kind", 10, need=64, sort=lambda row: row["kind"]),
+        Column("event", 0),
+    )
+    WHAT: ClassVar = "events"
+    TAIL: ClassVar = True
 
     def __init__(self, *, id: str | None = None) -> None:
         super().__init__(id=id)
-        self._events: list[dict[str, Any]] = []
-        self._last = 0
+        self.level = "info"
+        """The lowest that is shown."""
+        self.events: list[Row] = []
 
-    def show(self, log: list[dict[str, Any]]) -> None:
-        """Append those events of `log` that are new. A run that began anew numbers its events from 1 again."""
-        if log and log[-1]["id"] < self._last:
-            self._events, self._last = [], 0
-        new = [event for event in log if event["id"] > self._last]
-        if not new:
-            return
-        at_end = self.scroll_offset.y >= self.max_scroll_y
-        self._last = new[-1]["id"]
-        self._events = [*self._events, *new][-KEPT:]
-        self.virtual_size = Size(self.size.width, len(self._events))
-        if at_end:
-            self.call_after_refresh(self.scroll_end, animate=False)
-        self.refresh()
+    def add(self, new: Iterable[Row], now: float, empty: str) -> None:
+        """Append those that are new, in order. A run that began anew numbers its events from 1 again."""
+        new = list(new)
+        last = self.events[-1]["id"] if self.events else 0
+        if new and new[-1]["id"] < last:
+            self.events, last = [], 0
+        fresh = [event for event in new if event["id"] > last]
+        if fresh or empty != self.empty:
+            self.events = [*self.events, *fresh][-KEPT:]
+            self._show(now, empty)
 
-    def render_line(self, y: int) -> Strip:
-        width = self.scrollable_content_region.width
-        index = self.scroll_offset.y + y
-        if index >= len(self._events):
-            return Strip.blank(width).apply_style(self.rich_style)
-        event = self._events[index]
-        at = time.strftime("%H:%M:%S", time.localtime(event["at"]))
-        head = f" {at} " if width < 60 else f" {at}  {event['kind']:<10} "
-        text = " ".join(describe(event).split())
-        style = self._style(LEVELS[event["level"]])
-        return (
-            Strip([Segment(head, self._style("faint")), Segment(fit(text, max(width - len(head), 1)), style)])
-            .crop_extend(0, self.size.width, Style.null())
-            .apply_style(self.rich_style)
-        )
+    def _show(self, now: float, empty: str) -> None:
+        lowest = LEVELS.index(self.level)
+        self.show([event for event in self.events if LEVELS.index(event["level"]) >= lowest], now, empty)
 
-    def _style(self, name: str) -> Style:
-        return self.get_component_rich_style(f"events--{name}", partial=True)
+    def opens(self, row: Row) -> bool:
+        return rollout_of(row) is not None
 
-    def on_resize(self) -> None:
-        self.virtual_size = Size(self.size.width, len(self._events))
-        self.call_after_refresh(self.scroll_end, animate=False)
-        self.refresh()
+    async def open(self, row: Row) -> None:
+        rollout_id = rollout_of(row)
+        assert rollout_id is not None
+        await self.app.open_rollout(rollout_id, self.app.snapshot.rows)
+
+    def action_level(self) -> None:
+        self.level = LEVELS[(LEVELS.index(self.level) + 1) % len(LEVELS)]
+        self._show(self._now, self.empty)
+
+    def _entitle(self) -> None:
+        self.WHAT = {"info": "events", "warning": "warnings and errors", "error": "errors"}[self.level]  # type: ignore[misc]
+        super()._entitle()
+
+    def cells(self, row: Row) -> dict[str, str]:
+        return {
+            "time": time.strftime("%H:%M:%S", time.localtime(row["at"])),
+            "": SIGNS[row["level"]],
+            "kind": row["kind"],
+            "event": " ".join(describe(row).split()),
+        }
+
+    def look(self, row: Row) -> dict[str, str]:
+        style = {} if row["level"] == "info" else {"event": row["level"], "": row["level"]}
+        return {"time": "faint", "kind": "faint"} | style

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 from textual.content import Content
 
 from aglite import units
@@ -17,6 +19,8 @@ LINKS = {
 
 
 class RunHeader(Panel):
+    TICKS: ClassVar = True
+
     def draw(self, width: int, height: int, now: float) -> Content:
         status = self.snapshot.status or {}
         text, style = LINKS[self.snapshot.link]
@@ -32,6 +36,8 @@ class RunHeader(Panel):
         if width >= 60 and facts:
             left.append(("   " + " · ".join(facts), "$faint"))
         right = [(text + " ", style)]
+        if self.app.readonly:  # type: ignore[attr-defined]
+            right.insert(0, ("only looking  ", "$faint"))
         if width >= 140 and status.get("dir"):
             right.insert(0, (f"{status['dir']}   ", "$faint"))
         return row(Content.assemble(*left), Content.assemble(*right), width)

@@ -30,19 +30,27 @@ class HostLoad(Panel):
             bars.append(("mem", gpu["mem_used"] / gpu["mem_total"], _of(gpu["mem_used"], gpu["mem_total"])))
         room = width - 12 - max((len(text) for *_, text in bars), default=0)
         rows = [self._bar(name, share, text, min(max(room, 5), 40), width) for name, share, text in bars]
-        rows.append(self._files(host))
+        rows += [self._owners(gpu, width) for gpu in gpus if gpu.get("processes")]
+        rows.append(self._files(host, width))
         return lines(*rows[:height])
+
+    def _owners(self, gpu: dict[str, Any], width: int) -> Content:
+        """Who holds the memory of a GPU."""
+        parts: list[Any] = [("     held by ", "$faint")]
+        for holder in gpu["processes"]:
+            parts += [holder["name"], (f" {units.size(holder['mem'])}  ", "$faint")]
+        return Content.assemble(*parts).truncate(width, ellipsis=True)
 
     def _bar(self, name: str, share: float, text: str, size: int, width: int) -> Content:
         style = "$warning" if share > 0.9 and name in ("RAM", "mem") else "$primary"
         bar = gauge(share, size, style)
         return row(Content.assemble((f" {name} ", "$faint"), bar, f" {share:>4.0%}"), faint(text + " "), width)
 
-    def _files(self, host: dict[str, Any]) -> Content:
+    def _files(self, host: dict[str, Any], width: int) -> Content:
         parts = [(" disk ", "$faint"), f"{units.size(host['disk_free'])} free"] if host.get("disk_free") else []
         if host.get("db_bytes") is not None:
             parts += [("  database ", "$faint"), units.size(host["db_bytes"])]
-        return Content.assemble(*parts)
+        return Content.assemble(*parts).truncate(width, ellipsis=True)
 
     def _flat(self, host: dict[str, Any], gpus: list[dict[str, Any]], width: int) -> Content:
         """As much as fits, what changes fastest first."""

@@ -29,16 +29,23 @@ def notice(snapshot: Snapshot) -> tuple[str, str]:
         silent = "No answer from the supervisor, though its process lives. Still trying …"
         return snapshot.problem or silent, "warning"
     if snapshot.link == "died":
-        return "The supervisor died. `aglite up` goes on from the last checkpoint; see logs/supervisor.log.", "error"
+        return "The supervisor died: see logs/supervisor.log. `aglite up` resumes the run.", "error"
     if snapshot.link == "ended":
         if not status:
             return "Nothing runs here, and nothing is recorded yet. `aglite up` starts a run.", "warning"
         if status["steps"] and status["step"] >= status["steps"]:
             return f"Finished{learned(status)}", "good"
         if status.get("message"):
-            return f"Failed: {' '.join(status['message'].split())}", "error"
+            return f"Failed: {' '.join(status['message'].split())}{_mend(status)}", "error"
         return f"Stopped after step {status['step']} of {status['steps']}. `aglite up` goes on.", "warning"
     return "", ""
+
+
+def _mend(status: dict) -> str:
+    """What to do about the error that ended the run, as its event says."""
+    errors = [event for event in status.get("log") or [] if event["kind"] == "run" and event["level"] == "error"]
+    mend = errors[-1]["data"].get("mend") if errors and status["message"] in errors[-1]["text"] else ""
+    return f" → {mend}" if mend else ""
 
 
 def learned(status: dict) -> str:

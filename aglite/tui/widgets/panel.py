@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 from textual.content import Content
+from textual.geometry import Size
 from textual.widget import Widget
 
 from aglite.tui.feed import Snapshot
@@ -13,10 +16,15 @@ NOTHING = Snapshot("connecting", None, [])
 class Panel(Widget):
     """One region of the screen. A subclass gives `draw`."""
 
+    TICKS: ClassVar = False
+    """Whether it changes with the clock alone."""
+
     def __init__(self, *, id: str | None = None) -> None:
         super().__init__(id=id)
         self.snapshot = NOTHING
         self._drawn: Content | None = None
+        self._next: tuple[Size, Content] | None = None
+        """What is about to be drawn, and for which size."""
 
     def draw(self, width: int, height: int, now: float) -> Content:
         """The content for an area of `width` x `height` cells; lines must fit."""
@@ -30,10 +38,13 @@ class Panel(Widget):
         """Look at the clock again."""
         drawn = self._draw()
         if self._drawn is None or not drawn.is_same(self._drawn):
+            self._next = self.size, drawn
             self.refresh()
 
     def render(self) -> Content:
-        self._drawn = self._draw()
+        size, drawn = self._next or (None, None)
+        self._drawn = drawn if drawn is not None and size == self.size else self._draw()
+        self._next = None
         return self._drawn
 
     def _draw(self) -> Content:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 from textual.content import Content
 
@@ -20,9 +20,12 @@ COLORS = {
     "starting": "$faint",
     "stopped": "$faint",
 }
+"""Of each phase, here and in the timeline."""
 
 
 class PhaseBar(Panel):
+    TICKS: ClassVar = True
+
     def draw(self, width: int, height: int, now: float) -> Content:
         status = self.snapshot.status
         if status is None:
@@ -69,8 +72,12 @@ class PhaseBar(Panel):
         checkpoint, groups = status.get("checkpoint"), status.get("groups")
         if groups:
             facts.append(f"groups {groups['open']} open, {groups['complete']} complete")
+        if left_out := len(status.get("quarantined") or []):
+            facts.append(f"{left_out} task{'s' if left_out > 1 else ''} quarantined")
         if status.get("last_update_s"):
             facts.append(f"last update {units.clock(status['last_update_s'])}")
+        if status.get("forks") and (broken := units.forks(status["forks"][-1])):
+            facts.append(f"forks {broken}")
         if checkpoint:
             facts.append(f"checkpoint step {checkpoint['step']}, {units.age(now - checkpoint['at'])} ago")
         message = " ".join((status.get("message") or "").split())

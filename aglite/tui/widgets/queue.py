@@ -5,6 +5,7 @@ from __future__ import annotations
 from textual.content import Content
 
 from aglite import units
+from aglite.tui.feed import Snapshot
 from aglite.tui.widgets.panel import Panel, lines
 
 MARKS = {
@@ -22,6 +23,13 @@ MARKS = {
 
 class QueueDepth(Panel):
     BORDER_TITLE = "queue"
+
+    def show(self, snapshot: Snapshot) -> None:
+        at_once = (snapshot.status or {}).get("concurrency")
+        subtitle = f"{at_once} at once" if at_once else ""
+        if subtitle != (self.border_subtitle or ""):
+            self.border_subtitle = subtitle
+        super().show(snapshot)
 
     def draw(self, width: int, height: int, now: float) -> Content:
         queue = (self.snapshot.status or {}).get("queue") or {}
