@@ -6,14 +6,13 @@
 #   bash quickstart.sh test [OPTIONS OF pytest] install what the tests need and run them
 #
 # Running it again is quick: what is there already is kept. Settings: PYTHON (interpreter, 3.11), AGLITE_CACHE (models),
+# AGLITE_EXTRAS (cpu or gpu: what to install; by default gpu where there is an NVIDIA GPU),
+# AGLITE_HARNESSES (a folder with the agent programs that the tests drive; by default they are installed into the cache),
 # AGLITE_TORCH_INDEX (package index that has torch for the CPU; empty: only the indexes that pip knows).
 set -euo pipefail
 
 cd "$(dirname "${BASH_SOURCE[0]}")"
 
-TORCH="torch==2.13.0"
-TORCH_INDEX="${AGLITE_TORCH_INDEX-https://download.pytorch.org/whl/cpu}"
-NEEDED_MB="${AGLITE_NEEDED_MB:-8000}"
 VENV=".venv"
 LOG="$VENV/install.log"
 TIMES=()
@@ -33,6 +32,38 @@ stage() {
     shift
     "$@"
     TIMES+=("$name $((SECONDS - start)) s")
+}
+
+# Whether this machine has an NVIDIA GPU: by its driver's own tool or, in a container without it, by the kernel.
+has_gpu() {
+    local list one
+    if command -v nvidia-smi >/dev/null && list="$(nvidia-smi -L 2>/dev/null)" && [[ "$list" == GPU* ]]; then
+        return 0
+    fi
+    for one in /proc/driver/nvidia/gpus/*; do
+        [ ! -e "$one" ] || return 0
+    done
+    return 1
+}
+
+# EXTRA (cpu or gpu), and what differs between the two: torch, the index that has it, disk
+choose_extra() {
+    EXTRA="${AGLITE_EXTRAS:-}"
+    [ -n "$EXTRA" ] || { if has_gpu; then EXTRA=gpu; else EXTRA=cpu; fi; }
+    case "$EXTRA" in
+    cpu)
+        TORCH="torch==2.13.0"
+        TORCH_INDEX="${AGLITE_TORCH_INDEX-https://download.pytorch.org/whl/cpu}"
+        NEEDED_MB="${AGLITE_NEEDED_MB:-8000}"
+        ;;
+    gpu)
+        TORCH="torch==2.11.0"
+        TORCH_INDEX=""
+        NEEDED_MB="${AGLITE_NEEDED_MB:-20000}"
+        [ -n "${AGLITE_EXTRAS:-}" ] || say "there is an NVIDIA GPU: installing for it (AGLITE_EXTRAS=cpu does without)"
+        ;;
+    *) fail "AGLITE_EXTRAS is '$EXTRA'; it can be cpu or gpu." "leave it out to let this script see what is there" ;;
+    esac
 }
 
 find_python() {
@@ -105,7 +136,7 @@ PY
 install_torch() {
     local index
     index="$(torch_index)"
-    say "installing $TORCH (CPU)"
+    say "installing $TORCH ($EXTRA)"
     pip_install ${index:+"$index"} "$TORCH"
 }
 
@@ -114,9 +145,11 @@ install_aglite() {
     pip_install "$TORCH" -e ".[$1]"
 }
 
-# install EXTRAS: make or keep .venv; a stamp says what was installed into it
+# install [EXTRAS]: make or keep .venv with cpu or gpu, and EXTRAS; a stamp says what was installed into it
 install() {
-    local extras="$1" stamp wanted
+    local extras stamp wanted
+    choose_extra
+    extras="$EXTRA${1:+,$1}"
     stage python find_python
     wanted="$(cat pyproject.toml quickstart.sh | cksum) $("$PYTHON_FOUND" -VV) $PWD"
     stamp="$VENV/.installed-$extras"
@@ -132,13 +165,32 @@ install() {
         printf '%s' "$("$PYTHON_FOUND" -VV) $PWD" >"$VENV/.python"
     fi
     : >"$LOG"
+    rm -f "$VENV"/.installed-*
     stage torch install_torch
     stage packages install_aglite "$extras"
-    printf '%s' "$wanted" | tee "$stamp" >"$VENV/.installed-cpu" # every set of extras holds `cpu`
+    printf '%s' "$wanted" | tee "$stamp" >"$VENV/.installed-$EXTRA" # every set of extras holds one of the two
 }
 
 fetch_model() {
     "$VENV/bin/aglite" model fetch smollm2-135m
+}
+
+# the demo model, for the tests that want a real one
+test_model() {
+    AGLITE_DEMO_MODEL="$(fetch_model)"
+    export AGLITE_DEMO_MODEL
+    say "$AGLITE_DEMO_MODEL"
+}
+
+# agent_programs ARGUMENTS OF pytest: what tests/harnesses drives, for a run of all tests or of those. No test needs them:
+# what cannot be installed is named, and its tests are skipped.
+agent_programs() {
+    [ "$#" -eq 0 ] || [[ "$*" == *harness* ]] || return 0
+    [ -z "${AGLITE_HARNESSES:-}" ] || return 0
+    export AGLITE_HARNESSES="${AGLITE_CACHE:-$HOME/.cache/aglite}/harnesses"
+    say "agent programs for tests/harnesses, in $AGLITE_HARNESSES"
+    PYTHON="$PYTHON_FOUND" bash tests/harnesses/install.sh "$AGLITE_HARNESSES" 2>&1 ||
+        say "the tests of what was left out are skipped"
 }
 
 print_times() {
@@ -148,22 +200,25 @@ print_times() {
 
 case "${1:-up}" in
 install)
-    install cpu
+    install
     print_times
     say "installed; next: bash quickstart.sh, or $VENV/bin/aglite --help"
     ;;
 test)
     shift
-    install cpu,test
-    stage model fetch_model
+    install test
+    stage model test_model
+    stage agents agent_programs "$@"
     print_times
+    # all of them: as many files at a time as there are cores, in the order in which they come
+    [ "$#" -gt 0 ] || set -- --numprocesses logical --dist loadfile --no-loadscope-reorder
     exec "$VENV/bin/python" -m pytest "$@"
     ;;
 -h | --help | help)
-    sed -n '2,9s/^# \{0,1\}//p' "$0"
+    sed -n '2,11s/^# \{0,1\}//p' "$0"
     ;;
 *)
-    install cpu
+    install
     stage model fetch_model
     print_times
     if [ -t 1 ]; then

@@ -8,6 +8,8 @@ class AgliteError(Exception):
     """
 
     exit_code = 1
+    otherwise = "AGLITE_DEBUG=1 shows where it happened; please report it if it is no mistake of yours"
+    """What to do where an error does not say it."""
 
     def __init__(self, message: str, mend: str = "") -> None:
         super().__init__(message)
@@ -24,9 +26,37 @@ class RecipeError(AgliteError):
     exit_code = 2
 
 
+class DiskFullError(AgliteError):
+    """Something large could not be written; it can be tried again when there is room."""
+
+
 class StoreError(AgliteError):
     """The database cannot be opened or is not what it should be."""
+
+    otherwise = "`aglite db check` reads the whole database and says what is wrong with it"
+
+
+class NotFoundError(StoreError):
+    """The store has nothing of that name."""
+
+
+class OlderStoreError(StoreError):
+    """An older aglite wrote the database; it must be migrated before it can be read."""
 
 
 class EngineError(AgliteError):
     """The engine or the model worker failed; `retryable` ones are infrastructure failures of a rollout."""
+
+    otherwise = "logs/worker.log in the run directory says more; `aglite up` goes on from the last checkpoint"
+
+
+class GrammarError(EngineError):
+    """What a response must look like is nothing that the engine can enforce: the request is at fault."""
+
+
+class Undelivered(Exception):
+    """A message that could not be delivered, in words without secrets; `lasting`: nor would it be next time."""
+
+    def __init__(self, why: str, *, lasting: bool = False) -> None:
+        super().__init__(why)
+        self.lasting = lasting

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from aglite.blocking import abandonable
 from aglite.config import Recipe
-from aglite.errors import AgliteError
+from aglite.errors import AgliteError, RecipeError
 from aglite.evaluation import Evaluation
-from aglite.models import resolve_model
 from aglite.paths import RunDir
 from aglite.supervisor import Supervisor
 from aglite.tasks import load_tasks
-from aglite.training.metrics import mean_interval, pass_at_k
 
 
 def evaluate(
@@ -22,20 +20,27 @@ def evaluate(
     *,
     checkpoint: Path | None = None,
     split: str = "val",
-    n: int = 1,
+    n: int | None = None,
+    ks: Sequence[int] = (),
     run_dir: RunDir | None = None,
     on_line: Callable[[str], None] = print,
 ) -> dict[str, Any]:
-    """`aglite eval`: mean reward, pass@1 and pass@n of a model on a split, with 95% intervals over tasks.
+    """`aglite eval`: mean reward and pass@k of a model on a split, with 95% intervals over tasks.
 
-    Raises AgliteError when it was interrupted or rollouts keep failing.
+    `n` rollouts of each task (by default as many as the recipe says, or as the largest k wants) and pass@k for each of
+    `ks` (by default 1, 2, 4, ... and n). The result is that of `Evaluation.run` with the `model` and, by task, the
+    `rewards`. Raises AgliteError when it was interrupted or rollouts keep failing, RecipeError for a k above n.
     """
     if checkpoint is not None and not Path(checkpoint).is_dir():
         raise AgliteError(
             f"no checkpoint at {checkpoint}", "give its folder, such as runs/instruct/checkpoints/step-12"
         )
+    n = n or max([recipe.evaluation.rollouts_per_task, *ks])
+    if ks and max(ks) > n:
+        raise RecipeError(f"--k {max(ks)}: {n} rollouts of a task say nothing about pass@{max(ks)}", "raise --n")
+    recipe.evaluation.rollouts_per_task = n
     supervisor = EvalSupervisor(
-        recipe, run_dir or RunDir(Path("runs") / f"{recipe.name}.eval"), on_line, checkpoint, split, n
+        recipe, run_dir or RunDir(Path("runs") / f"{recipe.name}.eval"), on_line, checkpoint, split, sorted(set(ks))
     )
     if supervisor.run() != 0 or supervisor.result is None:
         raise AgliteError("the evaluation was interrupted", "start it again")
@@ -52,12 +57,12 @@ class EvalSupervisor(Supervisor):
         on_line: Callable[[str], None],
         checkpoint: Path | None,
         split: str,
-        n: int,
+        ks: list[int],
     ) -> None:
         super().__init__(recipe, run_dir, on_line)
-        self.recipe.evaluation.rollouts_per_task = n
         self._checkpoint = checkpoint
         self._split = split
+        self._ks = ks
         self.result: dict[str, Any] | None = None
 
     async def work(self) -> int:
@@ -65,17 +70,10 @@ class EvalSupervisor(Supervisor):
         rows = await abandonable(load_tasks, getattr(recipe.tasks, self._split), recipe.folder, self._split)
         await self.store.add_tasks(self._split, rows)
         model = str(self._checkpoint or recipe.model)
-        await self.runtime.start(await abandonable(resolve_model, model, self.on_line), trainer=False)
+        await self.runtime.start(model, trainer=False)
+        await self.keep_to_retention()
         await self.phases.set("evaluating", f"{self._split} of {recipe.name}")
-        evaluation = Evaluation(self.store, self.runtime.own_launcher(), recipe, rows)
+        evaluation = Evaluation(self.store, self.runtime.own_launcher(), recipe, rows, self._ks)
         result = await evaluation.run(step=0, version=0, split=self._split)
-        n = recipe.evaluation.rollouts_per_task
-        rewards = [group.rewards() for group in evaluation.groups.complete]
-        result["rewards"] = {group.task_id: group.rewards() for group in evaluation.groups.complete}
-        for k in sorted({1, n}):
-            values = [pass_at_k(len(each), sum(r >= 1 for r in each), k) for each in rewards if len(each) >= k]
-            interval = mean_interval(values)
-            # a normal interval of few tasks may reach past what a share can be
-            result[f"pass@{k}"] = interval | {"low": max(0.0, interval["low"]), "high": min(1.0, interval["high"])}
-        self.result = result
+        self.result = {**result, "model": model, "rewards": evaluation.rewards}
         return 0

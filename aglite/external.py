@@ -47,6 +47,12 @@ class External:
         if problem := problem_of(row):
             raise AgliteError(f"task: {problem}", FORM)
         row.setdefault("hidden", {})
+        known = store.task(split, str(row["id"]))
+        # one whose text is not kept cannot be told apart
+        if known is not None and known["public"] and known["public"] != store.as_stored(row)["public"]:
+            raise AgliteError(
+                f"task: `id` {row['id']} is that of another task of this run", "give it an id of its own, or none"
+            )
         async with self._opening:  # of two that name the same new group, the second finds it
             group = self._groups.get(group_name or "") or await self._new_group(row, split)
             if group_name:
@@ -61,14 +67,17 @@ class External:
         await store.set_rollout_state(rollout_id, "running", attempt=1, started_at=time.time())
         group.members[rollout_id] = None
         self._running[rollout_id] = group
-        return {"rollout_id": rollout_id, "token": session.token, "base_url": f"{runtime.url}{session.path}"}
+        return {"rollout_id": rollout_id, "token": session.token, "base_url": f"{runtime.public_url}{session.path}"}
 
     async def _new_group(self, row: dict[str, Any], split: str) -> Group:
         loop, store, algorithm = self._supervisor.loop, self._supervisor.store, self._supervisor.recipe.algorithm
         version = loop.state.version if loop else 0
         size = algorithm.group_size if self._trains and algorithm.name != "reinforce" else 1
         group = Group(new_id("g"), row, split, size, version)
-        await store.add_tasks(split, [row])
+        if store.task(split, group.task_id) is None:  # a recipe's own task stays as it is
+            await store.add_tasks(
+                split, [row if store.keep_messages else {"id": row["id"], "public": {}, "hidden": {}}]
+            )
         await store.add_group(group.id, group.task_id, split, size, created_version=version)
         return group
 
@@ -83,26 +92,38 @@ class External:
             raise AgliteError("give either `reward` or `error`", 'for example {"reward": 0.7}')
         if reward is not None and not math.isfinite(reward):
             raise AgliteError(f"reward: {reward} is not a finite number", "give a finite one")
-        del self._running[rollout_id]
-        store = self._supervisor.store
-        await self._supervisor.runtime.gateway.close_session(rollout_id)
         state, cause = ("done", "") if error is None else ("error", f"external: {error}")
-        await store.set_rollout_state(
-            rollout_id, state, cause=cause, reward=reward, breakdown=breakdown, finished_at=time.time()
-        )
-        group.members[rollout_id] = Outcome(state, cause, reward, breakdown, [], 1)
+        await self._end(rollout_id, Outcome(state, cause, reward, breakdown, [], 1))
         if group.finished and len(group.members) >= group.size:
             await self._complete(group)
         return {"rollout_id": rollout_id, "state": state}
 
+    async def kill(self, rollout_id: str) -> bool:
+        """Cancel it; its place in the group is free again. False if it is not running."""
+        group = self._running.get(rollout_id)
+        if group is None:
+            return False
+        await self._end(rollout_id, Outcome("cancelled", "killed", None))
+        del group.members[rollout_id]
+        return True
+
     async def stop(self) -> None:
         """Cancel what has not been finished: after the run nobody can report on it any more."""
         for rollout_id in list(self._running):
-            del self._running[rollout_id]
-            await self._supervisor.runtime.gateway.close_session(rollout_id)
-            await self._supervisor.store.set_rollout_state(
-                rollout_id, "cancelled", cause="stopped", finished_at=time.time()
-            )
+            await self._end(rollout_id, Outcome("cancelled", "stopped", None))
+
+    async def _end(self, rollout_id: str, outcome: Outcome) -> None:
+        group = self._running.pop(rollout_id)
+        await self._supervisor.runtime.gateway.close_session(rollout_id)
+        await self._supervisor.store.set_rollout_state(
+            rollout_id,
+            outcome.state,
+            cause=outcome.cause,
+            reward=outcome.reward,
+            breakdown=outcome.breakdown,
+            finished_at=time.time(),
+        )
+        group.members[rollout_id] = outcome
 
     async def _complete(self, group: Group) -> None:
         self._groups = {name: other for name, other in self._groups.items() if other is not group}

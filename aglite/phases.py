@@ -43,6 +43,8 @@ class PhaseMachine:
         now = time.time()
         if phase == "draining":
             self._closed_at = now
+        elif phase == "stopped":  # a run may start over; what was held then ended with it
+            self._closed_at = None
         elif phase in ("rollout", "evaluating") and self._closed_at is not None:
             self.last_update_s, self._closed_at = now - self._closed_at, None
         self.current, self.since = phase, now

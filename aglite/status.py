@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import psutil
 
+from aglite.gpus import gpus
 from aglite.history import database_bytes, history
 
 if TYPE_CHECKING:
@@ -46,9 +47,12 @@ def status(supervisor: Supervisor) -> dict[str, Any]:
             "held": gateway.gate.held if gateway is not None else 0,
         },
         "groups": {"open": len(loop.groups.open), "complete": len(loop.groups.complete)} if loop else {},
+        "concurrency": runtime.launcher.concurrency if runtime.launcher else None,
+        "quarantined": sorted(loop.order.quarantined) if loop else [],
         "engine": engine,
         "training": runtime.progress,
-        "gpu": gpus(),
+        "evaluation": {"done": loop.evaluation.done, "of": loop.evaluation.of} if loop and loop.evaluation else {},
+        "gpu": gpus(_owners(runtime)),
         "host": host(run_dir.path, run_dir.db),
         **history(store),
     }
@@ -67,34 +71,6 @@ def host(folder: Any, db: Any) -> dict[str, Any]:
     }
 
 
-_nvml: Any = None
-
-
-def gpus() -> list[dict[str, Any]]:
-    """Every NVIDIA GPU's load, memory (bytes), power (W) and temperature (C); [] where there is no driver."""
-    global _nvml
-    if _nvml is None:
-        try:
-            import pynvml
-
-            pynvml.nvmlInit()
-            _nvml = pynvml
-        except Exception:  # no driver, no GPU: nothing to show, and nothing wrong
-            _nvml = False
-    if not _nvml:
-        return []
-    found = []
-    for index in range(_nvml.nvmlDeviceGetCount()):
-        handle = _nvml.nvmlDeviceGetHandleByIndex(index)
-        memory = _nvml.nvmlDeviceGetMemoryInfo(handle)
-        found.append(
-            {
-                "name": _nvml.nvmlDeviceGetName(handle),
-                "util": _nvml.nvmlDeviceGetUtilizationRates(handle).gpu,
-                "mem_used": memory.used,
-                "mem_total": memory.total,
-                "power_w": _nvml.nvmlDeviceGetPowerUsage(handle) / 1000,
-                "temp_c": _nvml.nvmlDeviceGetTemperature(handle, _nvml.NVML_TEMPERATURE_GPU),
-            }
-        )
-    return found
+def _owners(runtime: Any) -> dict[int, str]:
+    """What of the run's processes may hold memory of a GPU, by process id."""
+    return runtime.worker.holders if runtime.worker_started.is_set() else {}

@@ -17,18 +17,29 @@ import uvloop
 
 from aglite.config import Recipe
 from aglite.control import create_control_app
+from aglite.echo import echo
+from aglite.engine.child import HEARTBEAT_TIMEOUT_S, ChildExit
 from aglite.errors import AgliteError, EngineError, StoreError
 from aglite.external import External
-from aglite.headless import line
+from aglite.full_disk import FullDisk
 from aglite.lock import hold
 from aglite.net import Listener, bind
-from aglite.paths import RunDir
+from aglite.notify import Notifier
+from aglite.output import Output
+from aglite.paths import RunDir, write_private
 from aglite.phases import PhaseMachine
+from aglite.retention import Keeper
 from aglite.runtime import Runtime
+from aglite.sandboxes import end_leaked
+from aglite.secrecy import hide_process
 from aglite.store import Store
 from aglite.training.loop import TrainingLoop
 
 INTERRUPTED = 130
+SILENT_S = 5
+"""Silence of the model worker that the status mentions."""
+RESTART_WAIT_S = 1.0
+"""Before a model worker is replaced; twice as long the second time."""
 
 
 class Supervisor:
@@ -39,28 +50,37 @@ class Supervisor:
     """
 
     trains = False
+    restarts = 0
+    """How often in a row a model worker that died is replaced, without a new checkpoint in between."""
 
     def __init__(self, recipe: Recipe, run_dir: RunDir, on_line: Callable[[str], None]) -> None:
         self.recipe = recipe
         self.run_dir = run_dir
-        self.on_line = _Voice(on_line)
+        self.on_line = on_line if isinstance(on_line, Output) else Output(on_line)
         self.started_at = time.time()
         self.loop: TrainingLoop | None = None
         self.interrupted = False
         self.ended = False
-        self._stop_asked = False
+        self._stop_asked = self._stop_after_step = False
         self._problem = ""
         with usable(run_dir):
             run_dir.create()
             self._lock = hold(run_dir)
         try:
-            self.store = Store.open(run_dir.db, keep_messages=recipe.retention.traffic == "all")
+            self.store = Store.open(
+                run_dir.db, keep_messages=recipe.retention.traffic == "all", redactor=recipe.stored_redactor
+            )
             self.runtime = Runtime(recipe, run_dir, self.store, on_line=self.on_line)
         except BaseException:
             self._lock.close()
             raise
         self.phases = PhaseMachine(self.store)
+        self.disk = FullDisk(self)
         self.external = External(self)
+        self.redactor = recipe.redact.redactor()
+        """Masks what is shown."""
+        self._keeper = Keeper(self.store, run_dir, recipe.retention)
+        self._notifier = Notifier(self)
         self._work: asyncio.Task[int] | None = None
 
     # what a kind of run gives
@@ -76,14 +96,18 @@ class Supervisor:
 
     def ask(self, what: str) -> dict[str, str]:
         """Do as the control API says. Raises AgliteError where it makes no sense now."""
-        if what.startswith("stop"):
+        if what in ("stop", "stop now"):
             self.stop(now=what == "stop now")
             return {"state": "stopping"}
         if self.loop is None or self.phases.current == "starting":
             raise AgliteError(
                 f"cannot {what} now: nothing is being trained (yet)", "try again when the model is loaded"
             )
+        if what == "stop after step":
+            self._stop_after_step = True
+            return {"state": f"stopping after step {self.loop.stop_after_step()}"}
         actions = {
+            "preempt": lambda loop: loop.preempt(),
             "pause": lambda loop: loop.pause("asked for"),
             "resume": lambda loop: loop.resume(),
             "checkpoint": lambda loop: loop.checkpoint_soon(),
@@ -95,6 +119,7 @@ class Supervisor:
     def stop(self, *, now: bool = False) -> None:
         """End the run: cleanly, or (`now`, or when asked a second time) without waiting for anything."""
         again, self._stop_asked = self._stop_asked, True
+        self.store.stop_waiting()  # for room on the disk: it might never come
         if self._work is None:
             return
         if now or again:
@@ -104,26 +129,63 @@ class Supervisor:
             self._work.cancel("stop")
         else:
             waits = (
-                "the update to end" if self.phases.current in ("draining", "training", "syncing") else "rollouts to end"
+                "the update to end"
+                if self.phases.current in ("draining", "sleeping", "training", "syncing")
+                else "rollouts to end"
             )
             self.on_line(f"stopping: waiting for {waits}, then a checkpoint is written (again: stop at once)")
             self.loop.stop()
 
     async def kill(self, rollout_id: str) -> None:
-        """End one rollout. Raises AgliteError when it is not running."""
+        """End one rollout. Raises AgliteError when it is not running and does not wait to."""
         launcher = self.runtime.launcher
-        if launcher is None or rollout_id not in launcher.running:
+        if launcher is not None and (launcher.kill(rollout_id) or await end_leaked(self, rollout_id)):
+            return
+        if not await self.external.kill(rollout_id):
             raise AgliteError(f"rollout {rollout_id} is not running", "see `aglite rollouts --state running`")
-        launcher.kill(rollout_id)
+
+    async def retry(self, rollout_id: str) -> None:
+        """Launch a rollout that failed or was cancelled again. Raises AgliteError where that makes no sense any more,
+        NotFoundError when there is no such rollout."""
+        row = self.store.rollout(rollout_id)
+        if row["backend"] == "external":
+            raise AgliteError(
+                f"rollout {rollout_id} was launched by somebody else", "open a new one: POST /api/rollouts"
+            )
+        evaluation = self.loop.evaluation if self.loop else None
+        for groups in (self.loop and self.loop.groups, evaluation and evaluation.groups):
+            if groups and await groups.retry(rollout_id):
+                return
+        raise AgliteError(
+            f"rollout {rollout_id} is {row['state']}, and its group is complete or no longer of use",
+            "only a rollout whose group still waits for others can be retried",
+        )
+
+    def hindrance(self) -> str:
+        """What keeps the run from going on until somebody mends it; '' if nothing does."""
+        if self.disk.full:
+            return self.disk.what
+        if self.loop and self.loop.hindered:
+            return self.loop.hindered
+        return self.runtime.launcher.blocked if self.runtime.launcher is not None else ""
 
     def message(self) -> str:
         """One line on what it is doing or what is wrong, for the status."""
         if self._problem:
             return self._problem
+        if self.disk.full:
+            return f"paused: {self.disk.what}"
+        if (silent := self.runtime.silent_s) >= SILENT_S:
+            who = self.runtime.worker.name
+            return f"the {who} has given no sign of life for {silent} s (it is ended after {HEARTBEAT_TIMEOUT_S:g})"
         if self.phases.current == "starting":
             return self.runtime.loading or "starting"
         if self.loop and self.loop.paused:
             return f"paused: {self.loop.paused}"
+        if self.runtime.launcher is not None and (blocked := self.runtime.launcher.blocked):
+            return blocked
+        if self.loop and self.loop.last_step is not None:
+            return f"stops after step {self.loop.last_step}"
         if self.loop and self.loop.evaluation:
             return f"evaluating: {self.loop.evaluation.done} of {self.loop.evaluation.of} rollouts"
         progress = self.runtime.progress
@@ -135,11 +197,13 @@ class Supervisor:
 
     def run(self) -> int:
         """Run to the end in an event loop of its own; returns the exit code."""
+        hide_process()  # agents run as the same user
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             return runner.run(self._main())
 
     async def _main(self) -> int:
         self._listen_to_signals()
+        self.disk.watch()
         token = secrets.token_urlsafe(24)
         control = Listener(
             create_control_app(self, token),
@@ -151,24 +215,49 @@ class Supervisor:
             closing.push_async_callback(control.stop)
             await control.start()
             closing.callback(self.run_dir.control.unlink, missing_ok=True)
-            _write_private(self.run_dir.control, {"url": control.url, "token": token, "pid": os.getpid()})
-            closing.push_async_callback(self._end, asyncio.create_task(self._echo()))
-            closing.push_async_callback(self.runtime.stop)
+            write_private(self.run_dir.control, json.dumps({"url": control.url, "token": token, "pid": os.getpid()}))
+            closing.push_async_callback(self._end, asyncio.create_task(echo(self, self.on_line, self._is_last_word)))
+            closing.push_async_callback(self._notifier.close)
+            closing.push_async_callback(lambda: self.runtime.stop())  # the one there is then
+            closing.push_async_callback(self._keeper.stop)
             try:
+                await self.store.set_meta("redact", self.recipe.redact.model_dump())
+                if self.recipe.stored_redactor:
+                    await self.store.set_meta("masked_at", time.time())
                 await self.phases.set("starting")
-                return await self._supervise()
+                self._notifier.start()
+                try:
+                    code = await self._supervise()
+                finally:  # what is written from here on must not keep the process from ending
+                    self.store.stop_waiting()
+                if self.loop is not None:
+                    self._notifier.tell("done" if code == 0 else "stopped", "")
+                return code
             except AgliteError as error:
+                error.message = self.redactor.text(error.message)  # it may quote what an agent printed
                 await self._note(error)
                 raise
             except OSError as error:
                 problem = AgliteError(f"the run cannot go on: {error}", "see that its disk has room and can be written")
                 await self._note(problem)
                 raise problem from error
+            except Exception as error:
+                self._notifier.tell("failed", f"{type(error).__name__}, a mistake of aglite's own; see the log")
+                raise
+
+    async def keep_to_retention(self) -> None:
+        """Remove what the recipe does not want kept, now and from now on. Nothing may run yet."""
+        await self._keeper.start()
 
     async def _note(self, error: AgliteError) -> None:
         self._problem = error.message.partition("\n")[0]
+        self._notifier.tell("failed", f"{error.message}\n{error.mend}".strip())
         with contextlib.suppress(StoreError):  # the disk may be full; whoever started the run is told all the same
             await self.store.add_event("error", "run", error.message, {"mend": error.mend})
+
+    def _is_last_word(self, event: dict[str, Any]) -> bool:
+        """Whether an event is the error that ends the run: it is raised, and whoever started the run says it."""
+        return bool(self._problem) and self._problem in event["text"]
 
     async def _end(self, echo: asyncio.Task[None]) -> None:
         try:
@@ -188,6 +277,37 @@ class Supervisor:
             loop.add_signal_handler(signal.SIGHUP, self._hang_up)
 
     async def _supervise(self) -> int:
+        """Run `work`; where the model worker dies and a fresh one may help, again from the last checkpoint."""
+        tries, checkpoint = 0, 0
+        while True:
+            try:
+                return await self._run_work()
+            except AgliteError as error:
+                crash = self.runtime.crash
+                if crash is None:
+                    raise
+                newest = max((row["id"] for row in self.store.checkpoints()), default=0)
+                tries, checkpoint = (tries + 1 if newest == checkpoint else 1), newest
+                if tries > self.restarts or not self.runtime.ready or self._stop_asked:
+                    raise crash.error() from error
+                await self._replace_worker(crash, tries)
+
+    async def _replace_worker(self, crash: ChildExit, tries: int) -> None:
+        again = f"starting again from the last checkpoint (try {tries} of {self.restarts})"
+        await self.store.add_event("error", "engine", f"{crash.error().message}\n{again}")
+        loop, self.loop = self.loop, None
+        if loop is not None:
+            loop.groups.stopping = True  # what the crash did to rollouts is no result of theirs
+        await self.runtime.stop()
+        if loop is not None:
+            await loop.groups.drain()
+        await self.phases.set("stopped", crash.reason)
+        self.runtime = Runtime(self.recipe, self.run_dir, self.store, on_line=self.on_line, port=self.runtime.port)
+        self.external = External(self)
+        await asyncio.sleep(RESTART_WAIT_S * 2 ** (tries - 1))
+        await self.phases.set("starting", again)
+
+    async def _run_work(self) -> int:
         """Run `work`, watching the model worker and the wish to stop."""
         if self._stop_asked or self.interrupted:
             return INTERRUPTED
@@ -208,7 +328,7 @@ class Supervisor:
 
     async def _work_and_finish(self) -> int:
         code = await self.work()
-        if self._stop_asked:
+        if self._stop_asked or self._stop_after_step:
             await self.finish()
         return code
 
@@ -226,32 +346,6 @@ class Supervisor:
         if not self.interrupted:
             self._signal()
 
-    async def _echo(self) -> None:
-        """Print events as plain lines until the run has ended and all are out."""
-        cursor = self.store.last_event_id()
-        while True:
-            rows = self.store.events(after=cursor, limit=500)
-            for row in rows:
-                cursor = row["id"]
-                if (text := line(row)) is not None:
-                    self.on_line(text)
-            if self.ended and not rows:
-                return
-            if not rows:
-                await asyncio.sleep(0.2)
-
-
-class _Voice:
-    """Says lines as long as they can be said: a closed terminal, a closed pipe or a full disk does not end a run. All
-    that matters is among the events in the store, too."""
-
-    def __init__(self, on_line: Callable[[str], None]) -> None:
-        self._on_line = on_line
-
-    def __call__(self, line: str) -> None:
-        with contextlib.suppress(OSError):
-            self._on_line(line)
-
 
 @contextlib.contextmanager
 def usable(run_dir: RunDir) -> Iterator[None]:
@@ -259,15 +353,10 @@ def usable(run_dir: RunDir) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise AgliteError(f"{run_dir.path} cannot be used: {error}", "choose another place with --dir") from None
-
-
-def _write_private(path: Path, data: dict[str, Any]) -> None:
-    temporary = path.with_suffix(".tmp")
-    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-    with os.fdopen(descriptor, "w") as file:
-        json.dump(data, file)
-    temporary.replace(path)
+        raise AgliteError(
+            f"{run_dir.path} cannot be used: {error}",
+            "choose another place with --dir, or call aglite in a folder that you may write to",
+        ) from None
 
 
 def run(recipe: Recipe, run_dir: RunDir | Path, *, mode: str = "auto", on_line: Callable[[str], None] = print) -> int:

@@ -14,20 +14,35 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
+from pydantic import ValidationError
+
 import aglite
 from aglite.blocking import abandonable
 from aglite.config import RESUMABLE, Recipe
-from aglite.errors import AgliteError
+from aglite.errors import AgliteError, RecipeError
 from aglite.lock import hold
-from aglite.models import resolve_model
-from aglite.paths import RunDir
+from aglite.paths import RunDir, write_private
+from aglite.runtime import without_keys
+from aglite.steering import QUARANTINE
 from aglite.supervisor import Supervisor, usable
 from aglite.tasks import load_tasks, tasks_hash
-from aglite.training.loop import LoopState, TrainingLoop
+from aglite.tracking.children import Trackers
+from aglite.training.loop import TrainingLoop
+from aglite.training.scores import comparable, enough, paired_difference
+from aglite.training.state import LoopState
+from aglite.versions import check_versions
 
 
 def train(recipe: Recipe, run_dir: RunDir, *, mode: str, on_line: Callable[[str], None]) -> int:
     """Train in the foreground; returns the exit code. `mode`: auto, resume or fresh. Raises AgliteError."""
+    if recipe.engine.url:
+        raise RecipeError(
+            f"engine.kind: {recipe.engine.kind} at a url cannot be trained: new weights cannot be put into an engine "
+            "that somebody else runs",
+            "train with `engine: {kind: vllm}` without a url, or {kind: embedded}; `aglite run`, `eval` and `serve` "
+            "work with this one",
+        )
+    check_versions(recipe, on_line)
     exists = run_dir.db.exists()
     if mode == "resume" and not exists:
         raise AgliteError(f"no run to go on with in {run_dir.path}", "leave out --resume to begin one")
@@ -69,6 +84,7 @@ class TrainSupervisor(Supervisor):
     """Trains a recipe from its beginning or from the last checkpoint of its run directory."""
 
     trains = True
+    restarts = 2
 
     async def work(self) -> int:
         self._check_same_run()
@@ -77,17 +93,15 @@ class TrainSupervisor(Supervisor):
         await self._write_manifest(train_rows, val_rows)
         await self.store.add_tasks("train", train_rows)
         await self.store.add_tasks("val", val_rows)
-        model_dir = await abandonable(resolve_model, self.recipe.model, self.on_line)
         await abandonable(tidy_checkpoints, self.run_dir.checkpoints)
         checkpoint = self._last_checkpoint()
-        if checkpoint is not None and self._complete(checkpoint["step"]):
-            self.on_line(
-                f"all {checkpoint['step']} steps are done; train on with --steps {checkpoint['step'] + 10}, "
-                "or begin anew with --fresh"
-            )
+        if checkpoint is not None and (done := self._done(checkpoint["step"])):
+            self.on_line(f"{done}, or begin anew with --fresh")
+            await self.keep_to_retention()
             return 0
-        await self.runtime.start(model_dir, trainer=True)
+        await self.runtime.start(self.recipe.model, trainer=True)
         loop = TrainingLoop(self.runtime, self.phases, train_rows, val_rows)
+        loop.order.quarantined.update(self.store.meta(QUARANTINE, []))
         if checkpoint is not None:
             path = self.run_dir.path / checkpoint["path"]
             meta = await self.runtime.worker.load(path)
@@ -97,15 +111,28 @@ class TrainSupervisor(Supervisor):
         elif self.store.groups():
             await self._restore(loop, LoopState())
             self.on_line("going on from the beginning: no checkpoint had been written")
+        await self.keep_to_retention()
+        await self._start_trackers()
         await self.runtime.worker.resume(loop.state.version)
         self.loop = loop
+        if self._stop_after_step:
+            loop.stop_after_step()
         if self._stop_asked:
             return 0
         await loop.run()
         if not loop.stopping:
+            if why := loop.ended_early:
+                await self.store.add_event("info", "run", f"ended early after step {loop.state.step}: {why}")
             await loop.checkpoint("done")
-            await self._report()
+            self._report(loop.state.step)
         return 0
+
+    async def _start_trackers(self) -> None:
+        trackers = Trackers(
+            self.recipe.tracking, self.run_dir, self.store, self.runtime.reaper, without_keys(self.recipe)
+        )
+        self.runtime.also_stop(trackers)
+        await trackers.start()
 
     async def finish(self) -> None:
         """End the rollouts in flight, keep them for the next start, and write a checkpoint."""
@@ -124,12 +151,16 @@ class TrainSupervisor(Supervisor):
         path = await loop.checkpoint("stopped")
         self.on_line(f"stopped after step {loop.state.step}; checkpoint {path}; `aglite up` goes on from here")
 
-    def _complete(self, step: int) -> bool:
-        """Whether nothing is left to do after `step`: an evaluation at the end may have been interrupted."""
-        if step < self.recipe.trainer.steps:
-            return False
-        evaluated = any(row["step"] == step and row["state"] == "done" for row in self.store.evaluations())
-        return evaluated or self.recipe.agent.backend == "external"
+    def _done(self, step: int) -> str:
+        """That nothing is left to do after `step`, and how to go on all the same; '' if something is left: also an
+        evaluation at the end that was interrupted."""
+        rows = [row for row in self.store.evaluations() if row["step"] <= step]
+        if why := enough(comparable(rows), self.recipe.evaluation.patience):
+            return f"the run ended early after step {step}: {why}; go on with --set evaluation.patience=null"
+        evaluated = any(row["step"] == step and row["state"] == "done" for row in rows)
+        if step < self.recipe.trainer.steps or not (evaluated or self.recipe.agent.backend == "external"):
+            return ""
+        return f"all {step} steps are done; train on with --steps {step + 10}"
 
     def _last_checkpoint(self) -> dict[str, Any] | None:
         """The newest checkpoint that is on disk."""
@@ -151,7 +182,7 @@ class TrainSupervisor(Supervisor):
         manifest = self.store.meta("manifest")
         if manifest is None:
             return
-        changed = list(_differences(manifest["recipe"], self.recipe.dump()))
+        changed = list(_differences(_with_defaults(manifest["recipe"]), self.recipe.dump()))
         forbidden = [text for key, text in changed if not any(key == k or key.startswith(f"{k}.") for k in RESUMABLE)]
         if forbidden:
             raise AgliteError(
@@ -178,24 +209,38 @@ class TrainSupervisor(Supervisor):
             "started_at": earlier["started_at"] if earlier else self.started_at,
         }
         await self.store.set_meta("manifest", manifest)
-        self.run_dir.recipe.write_text(self.recipe.to_yaml())
+        write_private(self.run_dir.recipe, self.recipe.to_yaml())
 
-    async def _report(self) -> None:
+    def _report(self, step: int) -> None:
         """Say what was learned and where it is."""
-        done = [row for row in self.store.evaluations() if row["state"] == "done"]
-        assert self.loop is not None
-        path = self.run_dir.checkpoints / f"step-{self.loop.state.step}"
-        before, after = (done[0], done[-1]) if done else (None, None)
-        if before and after and before is not after:
+        done = comparable(self.store.evaluations())
+        if len(done) > 1:
+            before, after = done[0], done[-1]
             first, last = before["result"], after["result"]
             self.on_line(
                 f"validation reward {first['mean']:.3f} ± {first['stderr']:.3f} before, "
                 f"{last['mean']:.3f} ± {last['stderr']:.3f} after ({last['n']} held-out tasks, same seeds)"
             )
+            gain = paired_difference(*(self.store.evaluation_rewards(row["id"]) for row in (before, after)))
+            self.on_line(f"  task by task {gain['mean']:+.3f} (95%: {gain['low']:+.3f} to {gain['high']:+.3f})")
             for kind, value in last["by_kind"].items():
                 self.on_line(f"  {kind}: {first['by_kind'].get(kind, 0.0):.3f} -> {value:.3f}")
+        folder, path = self.run_dir.checkpoints, self.run_dir.checkpoints / f"step-{step}"
         self.on_line(f"checkpoint: {path}")
+        best = next((row["step"] for row in self.store.checkpoints() if row["best"]), step)
+        if best != step:
+            path = folder / f"step-{best}"
+            self.on_line(f"did best in validation: {path}")
         self.on_line(f"use it: aglite serve {path}")
+
+
+def _with_defaults(recipe: dict[str, Any]) -> dict[str, Any]:
+    """A recipe that an earlier aglite resolved, with the defaults of settings that it did not know; as it is where it
+    has some that are no more."""
+    try:
+        return Recipe.model_validate(recipe).dump()
+    except ValidationError:
+        return recipe
 
 
 def _differences(old: dict[str, Any], new: dict[str, Any], prefix: str = "") -> list[tuple[str, str]]:

@@ -10,7 +10,6 @@ from aglite.blocking import abandonable
 from aglite.cli.show import page
 from aglite.config import Recipe
 from aglite.errors import AgliteError
-from aglite.models import resolve_model
 from aglite.paths import RunDir, new_id
 from aglite.show import rollout_detail
 from aglite.supervisor import Supervisor
@@ -38,12 +37,14 @@ class TryOne(Supervisor):
         on_line: Callable[[str], None],
         task_id: str,
     ) -> None:
+        recipe = recipe.model_copy(update={"agent": recipe.agent.model_copy(update={"concurrency": 1})})
         super().__init__(recipe, run_dir, on_line)
         self._task_id = task_id
 
     async def work(self) -> int:
         task, split = await self._find_task()
-        await self.runtime.start(await abandonable(resolve_model, self.recipe.model, self.on_line), trainer=False)
+        await self.runtime.start(self.recipe.model, trainer=False)
+        await self.keep_to_retention()
         await self.phases.set("rollout", f"task {self._task_id}")
         group, rollout_id = new_id("g"), new_id("r")
         await self.store.add_tasks(split, [task])

@@ -12,6 +12,9 @@ QUEUE = ("queued", "starting", "running", "grading", "done", "failed", "error", 
 """States of a rollout in the order of its life."""
 UNFINISHED = QUEUE[:4]
 
+BROKEN = ("edited", "template", "retokenised")
+"""Fork causes that break a conversation up; `first` and `new_thread` begin one."""
+
 _ESCAPES = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|[\]P^_X][^\x07\x1b]*(?:\x07|\x1b\\)?|.)?", re.DOTALL)
 _CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
@@ -67,6 +70,16 @@ def reward(number: float | None) -> str:
     return "–" if number is None else f"{number:.2f}".replace("-0.00", "0.00")
 
 
+def scientific(number: float | None) -> str:
+    """`4e-5`, `1.5e6`: two digits and a power of ten."""
+    if number is None:
+        return "–"
+    if number == 0:
+        return "0"
+    digits, _, exponent = f"{number:.1e}".partition("e")
+    return f"{digits.removesuffix('.0')}e{int(exponent)}"
+
+
 def sparkline(values: Sequence[float], width: int | None = None, *, floor: float | None = None) -> str:
     """The last `width` values as bars; a flat series is drawn at half height. With `floor` the lowest bar stands for
     that value, so that a rate of nothing looks like nothing."""
@@ -92,10 +105,24 @@ def progress(done: int, total: int, width: int) -> str:
 
 def versions(rollout: Mapping[str, Any]) -> str:
     """Policy versions that sampled a rollout: `v3`, `v3–5`, or nothing."""
-    low, high = rollout["policy_version_min"], rollout["policy_version_max"]
-    if low is None:
+    return version_span([rollout["policy_version_min"], rollout["policy_version_max"]])
+
+
+def version_span(known: Sequence[int | None]) -> str:
+    """The first and the last of policy versions in order: `v3`, `v3–5`, or nothing."""
+    if not known or known[0] is None:
         return ""
-    return f"v{low}" if low == high else f"v{low}–{high}"
+    return f"v{known[0]}" if known[0] == known[-1] else f"v{known[0]}–{known[-1]}"
+
+
+def forks(counts: Mapping[str, int]) -> str:
+    """Calls that fork though they belong to a recorded conversation: `3 edited, 1 retokenised`, or nothing."""
+    return ", ".join(f"{counts[cause]} {cause}" for cause in BROKEN if counts.get(cause))
+
+
+def causes(counts: Mapping[str, int]) -> str:
+    """Why rollouts ended other than well: `3 wall_time, 1 launch`, or nothing."""
+    return ", ".join(f"{number} {code}" for code, number in counts.items())
 
 
 def plain(text: str) -> str:

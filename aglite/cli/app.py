@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from aglite import __version__
-from aglite.cli import db, look, model, run
+from aglite.cli import db, init, look, model, run
 
 app = typer.Typer(
     name="aglite",
@@ -33,7 +33,24 @@ def aglite(
     pass
 
 
+def command() -> Any:
+    """The whole command line. Typer would show `<bool>` beside every option that is there or is not."""
+    import typer.main
+
+    def tidy(one: Any) -> None:
+        for param in one.params:
+            if getattr(param, "is_flag", False) and param.metavar is None:
+                param.metavar = ""
+        for child in getattr(one, "commands", {}).values():
+            tidy(child)
+
+    tree = typer.main.get_command(app)
+    tidy(tree)
+    return tree
+
+
 run.add(app)
 look.add(app)
+init.add(app)
 model.add(app)
 db.add(app)

@@ -1,4 +1,4 @@
-"""Rollouts as text: the table of `aglite rollouts`, the page of `aglite show`, the output behind `aglite logs`."""
+"""Rollouts as text: the table of `aglite rollouts`, the page of `aglite show`."""
 
 from __future__ import annotations
 
@@ -6,45 +6,70 @@ import json
 import shutil
 import sys
 import time
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from aglite import units
+from aglite.cli.forest import call_tokens, forest, sample_tokens
+from aglite.cli.logs import whole_id
 from aglite.cli.where import find_run
 from aglite.conversation import added_messages, message_lines, whole_list
-from aglite.errors import AgliteError
+from aglite.forks import diff_lines
+from aglite.rollouts.causes import kind_of
 from aglite.stored import StoredRun
 from aglite.units import plain_json
 
-ID_LENGTH = 12
-"""Length of a whole rollout id: `r-` and ten hexadecimal digits."""
 INDENT = "    "
+HEAD = ("id", "task", "state", "att", "calls", "samples", "sampled", "reward", "versions", "age", "cause")
 
 
 def print_json(value: Any) -> None:
     sys.stdout.write(json.dumps(value) + "\n")
 
 
+DROPPED = ("samples", "att", "versions", "calls", "sampled", "age", "cause")
+"""Columns that a narrow terminal does without, the first ones first."""
+
+
 def table(rows: list[dict[str, Any]]) -> str:
-    """One line a rollout, columns aligned, causes cut to what the terminal leaves."""
+    """One line a rollout, columns aligned; on a terminal as many as fit, with causes cut to what is left."""
     if not rows:
         return "no rollouts\n"
     now = time.time()
-    head = ("id", "task", "state", "att", "calls", "samples", "sampled", "reward", "versions", "age", "cause")
     right = {"att", "calls", "samples", "sampled", "reward", "age"}
-    cells = [head, *(_cells(row, now) for row in rows)]
-    widths = [max(len(line[i]) for line in cells) for i in range(len(head))]
-    room = shutil.get_terminal_size((160, 24)).columns - sum(widths[:-1]) - 2 * (len(head) - 1)
+    cells = [HEAD, *(_cells(row, now) for row in rows)]
+    widths = dict(zip(HEAD, (max(len(line[i]) for line in cells) for i in range(len(HEAD))), strict=True))
+    room = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+    if room is not None:
+        widths["cause"] = min(widths["cause"], 10)
+        for name in DROPPED:
+            if sum(widths.values()) + 2 * (len(widths) - 1) > room:
+                del widths[name]
+        if "cause" in widths:
+            widths["cause"] += max(0, room - sum(widths.values()) - 2 * (len(widths) - 1))
     lines = []
     for line in cells:
-        parts = [
-            text.rjust(width) if name in right else text.ljust(width)
-            for name, text, width in zip(head[:-1], line[:-1], widths[:-1], strict=True)
-        ]
-        cause = line[-1] if len(line[-1]) <= max(room, 10) else line[-1][: max(room, 10) - 1] + "…"
-        lines.append("  ".join([*parts, cause]).rstrip())
+        parts = []
+        for name, text in zip(HEAD, line, strict=True):
+            if name in widths:
+                width = widths[name]
+                text = text if len(text) <= width else text[: width - 1] + "…"
+                parts.append(text.rjust(width) if name in right else text.ljust(width))
+        lines.append("  ".join(parts).rstrip())
+    if ended := _causes(rows):
+        lines += ["", f"ended other than well: {ended}"]
     return "\n".join(lines) + "\n"
+
+
+def _causes(rows: list[dict[str, Any]]) -> str:
+    """How many of `rows` ended for each cause, and whose it is: `3 wall_time (policy), 1 launch (infrastructure)`."""
+    ended = (row["cause"] for row in rows if row["cause"] and row["state"] in ("failed", "error", "cancelled"))
+    counts = Counter(units.plain(cause.partition(":")[0]) for cause in ended)
+    return ", ".join(
+        f"{number} {code}" + (f" ({kind})" if (kind := kind_of(code)) else "") for code, number in counts.most_common()
+    )
 
 
 def _cells(row: dict[str, Any], now: float) -> tuple[str, ...]:
@@ -65,37 +90,11 @@ def _cells(row: dict[str, Any], now: float) -> tuple[str, ...]:
 
 def rollout(directory: Path | None, name: str, *, tokens: bool, as_json: bool) -> None:
     stored = StoredRun(find_run(directory))
-    detail = stored.rollout(_whole_id(stored, name), tokens=tokens)
+    detail = stored.rollout(whole_id(stored, name), tokens=tokens)
     if as_json:
         print_json(detail)
     else:
         sys.stdout.write("\n".join(page(plain_json(detail), tokens)) + "\n")
-
-
-def logs(directory: Path | None, name: str, attempt: int | None) -> None:
-    stored = StoredRun(find_run(directory))
-    row = stored.store.rollout(_whole_id(stored, name))
-    wanted = attempt or row["attempt"]
-    file = stored.run_dir.rollout_log(row["id"], wanted)
-    if not file.exists():
-        raise AgliteError(
-            f"rollout {row['id']} has no log of attempt {wanted} (it is {row['state']})",
-            f"it has attempts 1 to {row['attempt']}" if row["attempt"] else "its agent has not been started",
-        )
-    sys.stdout.flush()
-    with open(file, "rb") as log:
-        shutil.copyfileobj(log, sys.stdout.buffer)
-
-
-def _whole_id(stored: StoredRun, name: str) -> str:
-    if len(name) >= ID_LENGTH:
-        return name
-    found = [row["id"] for row in stored.rollouts() if row["id"].startswith((name, f"r-{name}"))]
-    if len(found) == 1:
-        return found[0]
-    if not found:
-        raise AgliteError(f"no rollout {name} in {stored.run_dir.path}", "`aglite rollouts` lists them")
-    raise AgliteError(f"{name} fits {len(found)} rollouts", f"give more of the id: {', '.join(found[:5])} …")
 
 
 def page(detail: dict[str, Any], tokens: bool) -> Iterator[str]:
@@ -115,16 +114,22 @@ def page(detail: dict[str, Any], tokens: bool) -> Iterator[str]:
         yield f"flags: {', '.join(detail['flags'])}"
     calls = detail["call_rows"]
     numbers = {call["id"]: number for number, call in enumerate(calls, 1)}
+    by_id = {call["id"]: call for call in calls}
     added = added_messages([whole_list(call) for call in calls])
     for call, messages in zip(calls, added, strict=True):
         yield ""
         yield from _call(call, numbers)
+        if call["fork_diff"]:
+            yield from (f"{INDENT}{line}" for line in diff_lines(call["fork_diff"], numbers))
         for message in messages:
             yield from message_lines(message, INDENT)
         if tokens:
-            yield from _numbers("prompt", call["prompt_ids"], "d")
-            yield from _numbers("response", call["response_ids"], "d")
-            yield from _numbers("logprobs", call["logprobs"], ".4f")
+            yield from call_tokens(call, by_id, detail["token_texts"], INDENT)
+    for call in detail["judge_calls"]:
+        yield ""
+        yield f"judge {call['model']}, {call['finished_at'] - call['started_at']:.1f} s; status {call['status']}"
+        for message in [*(call["request"].get("messages") or []), *_answers(call["reply"])]:
+            yield from message_lines(message, INDENT)
     for sample in detail["sample_rows"]:
         yield ""
         chain = ", ".join(f"{numbers[call]}{'' if trained else ' (no loss)'}" for call, trained in sample["calls"])
@@ -133,8 +138,17 @@ def page(detail: dict[str, Any], tokens: bool) -> Iterator[str]:
             f"tokens, advantage {sample['advantage']:+.3f}, weight {sample['weight']:.2e} a token"
         )
         if tokens:
-            yield from _numbers("ids", sample["input_ids"], "d")
-            yield from _numbers("mask", sample["loss_mask"], "d")
+            yield from sample_tokens(sample, INDENT)
+    if tokens and calls:
+        yield ""
+        yield from forest(calls, detail["sample_rows"])
+
+
+def _answers(reply: dict[str, Any]) -> list[dict[str, Any]]:
+    """The messages in what a judge's endpoint answered; its error as one."""
+    if "error" in reply:
+        return [{"role": "error", "content": json.dumps(reply["error"], ensure_ascii=False)}]
+    return [choice["message"] for choice in reply.get("choices") or () if choice.get("message")]
 
 
 def _call(call: dict[str, Any], numbers: dict[int, int]) -> Iterator[str]:
@@ -144,17 +158,5 @@ def _call(call: dict[str, Any], numbers: dict[int, int]) -> Iterator[str]:
     end = ", ".join(part for part in (call["status"], call["finish_reason"], call["error"]) if part)
     yield f"call {numbers[call['id']]}: {how}; {call['dialect']}, {took}{held}; {end}"
     spans = ", ".join(f"{count} by v{version}" for version, count in call["versions"]) or "none"
-    yield f"{INDENT}{call['prompt_tokens']} prompt tokens, {call['sampled_tokens']} sampled ({spans})"
-
-
-def _numbers(name: str, numbers: list[float], form: str) -> Iterator[str]:
-    """A long row of numbers, wrapped."""
-    line = f"{INDENT}{name}:"
-    for number in numbers:
-        text = format(number, form)
-        if len(line) + len(text) >= 118:
-            yield line
-            line = INDENT * 2 + text
-        else:
-            line += f" {text}"
-    yield line
+    held = ", held to a grammar" if call["constrained"] else ""
+    yield f"{INDENT}{call['prompt_tokens']} prompt tokens, {call['sampled_tokens']} sampled ({spans}){held}"

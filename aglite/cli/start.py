@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 from typing import IO
 
-from aglite import headless
+from aglite import shipped
 from aglite.client import ControlClient, ControlError
 from aglite.errors import AgliteError, RecipeError
 from aglite.paths import RunDir
@@ -25,16 +25,31 @@ def say(line: str) -> None:
     print(line, flush=True)
 
 
-def only_recipe() -> Path:
-    """The recipe meant by `aglite up` alone: the folder we are in, or the only one under ./recipes."""
+def chosen_recipe() -> Path:
+    """The recipe meant by `aglite up` alone: the folder we are in, or else one of those under ./recipes and those that
+    come with aglite. On a terminal the person chooses, elsewhere RecipeError lists them."""
     if Path("recipe.yaml").is_file():
         return Path()
-    found = sorted(path.parent for path in Path("recipes").glob("*/recipe.yaml"))
-    if len(found) == 1:
-        return found[0]
-    if found:
-        raise RecipeError("which recipe?", "one of: " + ", ".join(f"aglite up {path}" for path in found))
-    raise RecipeError("no recipe given, and none here", "name one: aglite up RECIPE, such as recipes/instruct")
+    offered = shipped.offered()
+    if not offered:
+        raise RecipeError("no recipe given, and none here", "write one with `aglite init`, then `aglite up FOLDER`")
+    if not in_terminal():
+        rows = "\n".join(f"  aglite up {name:<20}  {about}" for name, about in offered)
+        raise RecipeError(f"which recipe?\n{rows}", "name one, or write one of your own with `aglite init FOLDER`")
+    say("Recipes (or write one of your own: aglite init FOLDER)")
+    for number, (name, about) in enumerate(offered, 1):
+        say(f"  {number}  {name:<20}  {about}")
+    return Path(offered[_number(len(offered)) - 1][0])
+
+
+def _number(last: int) -> int:
+    while True:
+        try:
+            answer = input(f"Which one? (1 to {last}, Enter for 1) ").strip()
+        except EOFError:
+            raise RecipeError("no recipe was chosen", "name one: aglite up RECIPE") from None
+        if answer in ("", *map(str, range(1, last + 1))):
+            return int(answer or 1)
 
 
 def in_background(run: RunDir, arguments: list[str], *, fresh: bool) -> int:
@@ -53,9 +68,12 @@ def in_background(run: RunDir, arguments: list[str], *, fresh: bool) -> int:
     log = run.path.parent / f".{run.path.name}.{os.getpid()}.log" if fresh else run.logs / "supervisor.log"
     try:
         log.parent.mkdir(parents=True, exist_ok=True)
-        output = open(log, "ab")  # noqa: SIM115 (closed by the with below)
+        output = open(log, "ab", opener=_private)  # noqa: SIM115 (closed by the with below)
     except OSError as error:
-        raise AgliteError(f"cannot write in {run.path}: {error.strerror}", "choose another place with --dir") from None
+        raise AgliteError(
+            f"cannot write in {run.path}: {error.strerror}",
+            "choose another place with --dir, or call aglite in a folder that you may write to",
+        ) from None
     with output, open(log, "rb") as shown:
         shown.seek(0, os.SEEK_END)
         child = subprocess.Popen(
@@ -76,6 +94,11 @@ def in_background(run: RunDir, arguments: list[str], *, fresh: bool) -> int:
             if fresh:
                 _put_log(log, run)
     return child.pid
+
+
+def _private(path: str, flags: int) -> int:
+    """Only the owner may read what is opened so."""
+    return os.open(path, flags, 0o600)
 
 
 def _wait_until_it_answers(child: subprocess.Popen[bytes], run: RunDir, shown: IO[bytes]) -> None:
@@ -112,15 +135,16 @@ def _put_log(log: Path, run: RunDir) -> None:
         log.unlink()
 
 
-def watch(run: RunDir) -> int:
+def watch(run: RunDir, *, readonly: bool = False) -> int:
     """The terminal UI, and the last word after it; returns 1 if the run failed.
 
-    When the person asks for it there, the run is stopped and waited for.
+    When the person asks for it there, the run is stopped and waited for. `readonly`: only looking, nothing of the run
+    can be changed.
     """
     from aglite.tui.app import AgliteApp
     from aglite.tui.widgets.notice import notice
 
-    app = AgliteApp(run)
+    app = AgliteApp(run, readonly=readonly)
     wish = app.run()
     if wish == "stop":
         from aglite.cli.stop import down
@@ -133,14 +157,3 @@ def watch(run: RunDir) -> int:
     if text:
         say(text)
     return 1 if level == "error" else 0
-
-
-def follow(run: RunDir) -> int:
-    """Events as plain lines until the supervisor ends."""
-    from aglite.cli.where import open_run
-
-    for event in open_run(run.path).events():
-        text = headless.line(event)
-        if text:
-            say(text)
-    return 0

@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import json
+import re
+import shutil
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from aglite import units
+from aglite import headless, units
 from aglite.cli.where import open_run
+
+WIDE = 10_000
+"""Where no terminal would break a line."""
 
 
 def fast(args: list[str]) -> int | None:
@@ -33,28 +39,52 @@ def fast(args: list[str]) -> int | None:
 
 def show(directory: Path | None, as_json: bool) -> None:
     status = open_run(directory).status()
-    sys.stdout.write(json.dumps(status) + "\n" if as_json else render(status, time.time()))
+    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else WIDE
+    sys.stdout.write(json.dumps(status) + "\n" if as_json else render(status, time.time(), width))
 
 
-def render(status: dict[str, Any], now: float) -> str:
+def render(status: dict[str, Any], now: float, width: int = WIDE) -> str:
+    """The status in lines of at most `width` columns."""
     trains = _trains(status)
     rows = [
         ("run", _run(status)),
         ("phase", _phase(status, now)),
         ("step", _step(status, now) if trains else ""),
-        ("rollouts", _queue(status)),
-        ("reward", _reward(status) if trains else ""),
+        ("rollouts", headless.queue(status)),
+        ("causes", units.causes(status.get("causes") or {})),
+        ("reward", _reward(status, width - 12) if trains else ""),
+        ("calls", _calls(status) if trains else ""),
         ("validation", _validation(status) if trains else ""),
-        ("engine", _engine(status)),
-        ("gpu", "\n".join(_gpu(gpu) for gpu in status.get("gpu") or [])),
-        ("host", _host(status)),
+        ("engine", headless.engine(status)),
+        ("gpu", "\n".join(headless.gpu(gpu) for gpu in status.get("gpu") or [])),
+        ("host", headless.host(status)),
         ("note", status.get("message") or ""),
     ]
     lines = []
     for name, text in rows:
-        for number, part in enumerate(text.splitlines()):
-            lines.append(f"{name if number == 0 else '':<12}{part}")
+        parts = [line for part in text.splitlines() for line in _wrapped(part, width - 12)]
+        lines += [f"{name if number == 0 else '':<12}{part}" for number, part in enumerate(parts)]
     return "\n".join(lines) + "\n"
+
+
+def _wrapped(text: str, width: int) -> Iterator[str]:
+    """`text` in lines of at most `width`, broken between its parts, or where that is not enough between words."""
+    width, line = max(width, 8), ""
+    for part in re.split(r"(?<= · )|(?<=   )", text):
+        if line and len(line) + len(part.rstrip(" ·")) > width:
+            yield from _cut(line, width)
+            line = ""
+        line += part
+    yield from _cut(line, width)
+
+
+def _cut(line: str, width: int) -> Iterator[str]:
+    line = line.rstrip(" ·")
+    while len(line) > width:
+        at = line.rfind(" ", 1, width + 1)
+        yield line[: at if at > 0 else width].rstrip()
+        line = line[at if at > 0 else width :].lstrip()
+    yield line
 
 
 def _trains(status: dict[str, Any]) -> bool:
@@ -90,20 +120,25 @@ def _step(status: dict[str, Any], now: float) -> str:
     return "   ".join(parts)
 
 
-def _queue(status: dict[str, Any]) -> str:
-    queue = status.get("queue") or {}
-    parts = [f"{queue[state]} {state}" for state in units.QUEUE if queue.get(state)]
-    return " · ".join(parts) or "none yet"
-
-
-def _reward(status: dict[str, Any]) -> str:
+def _reward(status: dict[str, Any], width: int) -> str:
     points = status.get("reward") or []
     if not points:
         return "no step yet"
     last = points[-1]
     spread = f" ± {units.reward(last['std'])}" if last.get("std") is not None else ""
-    curve = units.sparkline([point["mean"] for point in points], 40)
+    curve = units.sparkline([point["mean"] for point in points], min(40, max(8, width)))
     return f"{curve}  {units.reward(last['mean'])}{spread} (step {last['step']})"
+
+
+def _calls(status: dict[str, Any]) -> str:
+    """Of the last step: how many calls continued the recorded tokens, and why others did not."""
+    points = status.get("forks") or []
+    if not points:
+        return ""
+    last = points[-1]
+    begun = last["first"] + last["new_thread"]
+    broken = units.forks(last) or "none broken off"
+    return f"{last['continued']} continued, {begun} began a conversation, {broken} (step {last['step']})"
 
 
 def _validation(status: dict[str, Any]) -> str:
@@ -113,43 +148,6 @@ def _validation(status: dict[str, Any]) -> str:
     shown = points if len(points) <= 4 else [points[0], *points[-3:]]
     text = " → ".join(f"{units.reward(p['mean'])} (step {p['step']})" for p in shown)
     error = points[-1].get("stderr")
-    return text + (f"   ± {units.reward(error)}, {points[-1]['n']} tasks" if error is not None else "")
-
-
-def _engine(status: dict[str, Any]) -> str:
-    engine = status.get("engine") or {}
-    if not engine or not status.get("pid"):
-        return ""
-    parts = [
-        f"{engine.get('kind', '')}  {engine.get('tokens_per_s') or 0:.0f} tok/s",
-        f"{engine.get('running', 0)} running",
-        f"{engine.get('waiting', 0)} waiting",
-    ]
-    if engine.get("kv_capacity"):
-        parts.append(f"KV {engine['kv_tokens'] / engine['kv_capacity']:.0%}")
-    return " · ".join(parts)
-
-
-def _gpu(gpu: dict[str, Any]) -> str:
-    parts = [f"{gpu['name']}  {gpu['util']:.0f}%", f"{units.size(gpu['mem_used'])} of {units.size(gpu['mem_total'])}"]
-    if gpu.get("power_w") is not None:
-        parts.append(f"{gpu['power_w']:.0f} W")
-    if gpu.get("temp_c") is not None:
-        parts.append(f"{gpu['temp_c']:.0f} °C")
-    return " · ".join(parts)
-
-
-def _host(status: dict[str, Any]) -> str:
-    host = status.get("host") or {}
-    if not host:
-        return ""
-    parts = []
-    if host.get("cpu_percent") is not None:
-        parts.append(f"CPU {host['cpu_percent']:.0f}%")
-    if host.get("ram_total"):
-        parts.append(f"RAM {units.size(host['ram_used'])} of {units.size(host['ram_total'])}")
-    if host.get("disk_free") is not None:
-        parts.append(f"disk {units.size(host['disk_free'])} free")
-    if host.get("db_bytes") is not None:
-        parts.append(f"database {units.size(host['db_bytes'])}")
-    return " · ".join(parts)
+    text += f"   ± {units.reward(error)}, {points[-1]['n']} tasks" if error is not None else ""
+    best = status.get("best")
+    return text + (f"\nbest: {units.reward(best['mean'])} in {best['path']}" if best else "")

@@ -16,15 +16,19 @@ RUNS = Path("runs")
 
 
 def find_run(directory: Path | None) -> RunDir:
-    """The run directory given, else the one under ./runs that is going, else the one last written to."""
+    """The run directory given, else the one we are in, else the one under ./runs that is going, else the one last
+    written to."""
     if directory is not None:
         run = RunDir(directory)
-        if not (run.db.exists() or run.control.exists()):
+        if not run.holds_run:
             raise AgliteError(
                 f"{directory} is no run directory (it has no aglite.db)", "give one such as runs/instruct"
             )
         return run
-    found = [run for run in map(RunDir, sorted(RUNS.glob("*"))) if run.db.exists() or run.control.exists()]
+    here = RunDir(Path.cwd())
+    if here.holds_run:
+        return here
+    found = [run for run in map(RunDir, sorted(RUNS.glob("*"))) if run.holds_run]
     if not found:
         raise AgliteError(
             "no run found under ./runs", "start one with `aglite up recipes/instruct`, or name its directory with --dir"
