@@ -1,4 +1,4 @@
-"""Brings docs/recipe.md up to date with the schema in aglite/config.py: `python docs/update_recipe_reference.py`.
+"""Brings docs/recipe.md up to date with the schema in aglite/config/: `python docs/update_recipe_reference.py`.
 
 Everything between the two marks is made from the schema: a table for each section, and the keys that may change when a
 run goes on. A test fails while the page and the schema differ, and where a key has no explanation.
@@ -20,7 +20,7 @@ from pydantic_core import PydanticUndefined
 from aglite.config import RESUMABLE, Recipe
 
 PAGE = Path(__file__).resolve().parent / "recipe.md"
-BEGIN = "<!-- made from aglite/config.py by docs/update_recipe_reference.py -->\n"
+BEGIN = "<!-- made from aglite/config/ by docs/update_recipe_reference.py -->\n"
 END = "<!-- end of what is made -->"
 SIGNS = ((Ge, "ge", "at least"), (Gt, "gt", "above"), (Le, "le", "at most"), (Lt, "lt", "below"))
 TYPES = {str: "text", int: "integer", float: "number", bool: "true or false"}
