@@ -40,6 +40,11 @@ def test_defaults_and_folder(folder):
     assert loaded.groups_in_flight == 2 * loaded.algorithm.groups_per_step
 
 
+def test_an_image_means_docker_and_none_means_local(folder):
+    assert load_recipe(folder).agent.backend == "local"
+    assert load_recipe(folder, ["agent.image=aglite/python"]).agent.backend == "docker"
+
+
 def test_the_resolved_recipe_reads_back_the_same(folder):
     loaded = load_recipe(folder, ["algorithm.name=dr_grpo", "agent.env={A: '1'}"])
     (folder / "recipe.yaml").write_text(loaded.to_yaml())
@@ -53,6 +58,9 @@ def test_the_resolved_recipe_reads_back_the_same(folder):
         ({"agent": {"command": ["x"], "limits": {"wall_s": float("inf")}}}, "agent.limits.wall_s"),
         ({"gateway": {"port": 99999}}, "gateway.port: Input should be less than or equal to 65535"),
         ({"seed": 10**30}, "seed: Input should be less than 4294967296"),
+        ({"agent": {"command": ["x"], "backend": "docker"}}, "agent.image: missing"),
+        ({"agent": {"command": ["x"], "backend": "local", "image": "i"}}, "agent.image: backend local uses none"),
+        ({"agent": {"command": ["x"], "image": "i", "user": "nobody"}}, "agent.user"),
         ({"algoritm": {}}, "algoritm: unknown key (value {}); did you mean algorithm?"),
         (
             {"trainer": {"learning_rate": 1e-5}},
@@ -105,6 +113,22 @@ def test_missing_parts_are_named():
         ({"algorithm": {"group_size": 1}}, "algorithm.group_size: 1 leaves grpo without a baseline"),
         ({"algorithm": {"groups_per_step": 4, "groups_in_flight": 3}}, "algorithm.groups_in_flight: 3 is less than"),
         ({"algorithm": {"name": "dr_grpo", "normalize": "sample"}}, "dr_grpo divides by a constant"),
+        ({"trainer": {"lr_schedule": "cosine", "warmup_steps": 10}}, "trainer.warmup_steps: 10 of 10 steps leave none"),
+        (
+            {"trainer": {"device": "cpu", "attention": "flash_attention_2"}},
+            "trainer.attention: flash_attention_2 needs",
+        ),
+        (
+            {"trainer": {"dtype": "float32", "attention": "flash_attention_2"}},
+            "trainer.attention: flash_attention_2 computes in 16 bits",
+        ),
+        ({"trainer": {"device": "cpu", "offload_optimizer": True}}, "trainer.offload_optimizer: on the CPU"),
+        (
+            {"trainer": {"lora": {"targets": ["q_proj", "lm_head"]}}},
+            "trainer.lora.targets: lm_head can have no adapter",
+        ),
+        ({"trainer": {"device": "cpu", "n_gpus": 2}}, "trainer.n_gpus: 2, but device is cpu"),
+        ({"trainer": {"nnodes": 3}}, "trainer.nnodes: 3, but the embedded engine shares the weights of one process"),
     ],
 )
 def test_impossible_combinations_are_refused(changes, said):
@@ -121,6 +145,7 @@ def test_combinations_that_do_work():
     assert recipe(algorithm={"name": "dr_grpo"}).normalize == "rollout_constant"
     assert recipe(algorithm={"mode": "sync", "groups_in_flight": 9}).groups_in_flight == 4
     assert recipe(agent={"backend": "external"}, reward=None).reward is None
+    assert recipe(trainer={"lora": {"rank": 4}}).trainer.lora.alpha == 32
 
 
 def test_set_overrides(folder):

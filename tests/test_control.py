@@ -5,7 +5,9 @@ import urllib.error
 import urllib.request
 
 import pytest
-from mini_run import INTERRUPT, MiniRun
+from mini_run import AGENT, INTERRUPT, MiniRun
+
+from aglite.client import ControlClient, ControlError
 
 
 @pytest.fixture(scope="module")
@@ -36,6 +38,7 @@ def api(tmp_path_factory):
     [
         ("GET", "/api/rollouts/r-none", None, 404, "no rollout r-none"),
         ("POST", "/api/rollouts/r-none/kill", b"", 409, "not running"),
+        ("POST", "/api/rollouts/r-none/retry", b"", 404, "no rollout r-none"),
         ("GET", "/api/rollouts?state=foo", None, 422, "state"),
         ("GET", "/api/rollouts?limit=0", None, 422, "limit"),
         ("GET", "/api/events?after=soon", None, 422, "after"),
@@ -44,7 +47,7 @@ def api(tmp_path_factory):
         ("POST", "/api/rollouts", b'{"task": {"id": "a", "public": 3}}', 409, "`public` is"),
         ("POST", "/api/rollouts", b"{", 422, "JSON"),
         ("POST", "/api/rollouts", b"", 422, "the body"),
-        ("GET", "/api/nothing", None, 404, "Not Found"),
+        ("GET", "/api/nothing", None, 404, "no route /api/nothing"),
     ],
 )
 def test_errors_are_one_sentence(api, method, path, body, status, words):
@@ -60,7 +63,22 @@ def test_a_bad_event_cursor_is_refused(api):
 
 def test_no_page_loads_scripts_from_elsewhere(api):
     assert api("GET", "/docs")[0] == api("GET", "/redoc")[0] == 404
-    assert b"/api/rollouts/{rollout_id}/finish" in api("GET", "/openapi.json")[1]
+    assert b"/api/rollouts/{rollout_id}/finish" in api("GET", "/api/openapi.json")[1]
+
+
+def test_an_external_rollout_is_killed_and_leaves_its_place_in_the_group(api):
+    opened = [
+        json.loads(api("POST", "/api/rollouts", b'{"task": {"question": "hi"}, "group": "pair"}')[1]) for _ in range(2)
+    ]
+    killed = opened[0]["rollout_id"]
+    assert api("POST", f"/api/rollouts/{killed}/kill")[0] == 200
+    assert api.run.store().rollout(killed)["state"] == "cancelled"
+    assert api("POST", f"/api/rollouts/{killed}/finish", b'{"reward": 1}')[0] == 409
+    code, said = api("POST", f"/api/rollouts/{killed}/retry")
+    assert code == 409 and "somebody else" in json.loads(said)["detail"]
+    assert api("POST", f"/api/rollouts/{opened[1]['rollout_id']}/finish", b'{"reward": 1}')[0] == 200
+    (group,) = [row for row in api.run.store().groups() if row["id"] == api.run.store().rollout(killed)["group"]]
+    assert group["state"] == "open"
 
 
 def test_an_external_rollout_ends_with_its_run(api):
@@ -70,3 +88,72 @@ def test_an_external_rollout_ends_with_its_run(api):
     api.run.wait()
     rollout = api.run.store().rollout(rollout_id)
     assert (rollout["state"], rollout["cause"]) == ("cancelled", "stopped")
+
+
+HOLDING = (
+    """
+import os, pathlib, time
+while pathlib.Path(os.environ["HOLD"]).exists():
+    time.sleep(0.02)
+"""
+    + AGENT
+)
+
+
+def test_killed_and_retried(tmp_path):
+    """A rollout that a person ended runs again as a new attempt, and is trained with its group."""
+    hold = tmp_path / "hold"
+    hold.touch()
+    run = MiniRun(
+        tmp_path / "run",
+        program=HOLDING,
+        agent={"env": {"HOLD": str(hold)}, "concurrency": 1},
+        algorithm={"groups_per_step": 1, "groups_in_flight": 1},
+        trainer={"steps": 1},
+        evaluation={"before": False},
+    )
+    run.start()
+    run.until(lambda store: store.counts_by_state()["running"] == 1)
+    (running,) = run.store().rollouts(state="running")
+    (waiting,) = run.store().rollouts(state="queued")
+    client = ControlClient(run.run_dir)
+    for rollout in (waiting, running):
+        with pytest.raises(ControlError, match="still running or about to"):
+            client.post(f"rollouts/{rollout['id']}/retry")
+        client.post(f"rollouts/{rollout['id']}/kill")
+        run.until(lambda store, id=rollout["id"]: store.rollout(id)["state"] == "cancelled")
+        if rollout is waiting:
+            client.post(f"rollouts/{waiting['id']}/retry")
+    client.post(f"rollouts/{running['id']}/retry")
+    hold.unlink()
+    code, output = run.wait()
+    assert code == 0, output
+    store = run.store()
+    assert [row["state"] for row in store.rollout_states(waiting["id"])] == [
+        *("queued", "cancelled", "queued", "starting", "running", "grading", "done")
+    ]
+    again = store.rollout(running["id"])
+    assert (again["state"], again["attempt"]) == ("done", 2) and again["trained_tokens"] > 0
+    assert store.steps()[0]["metrics"]["rollouts"] == 2
+
+
+def test_single_rollouts_are_ended_and_launched_again_from_the_command_line(tmp_path):
+    """The agent waits for a file; a killed rollout leaves a hole in its group that a retry fills."""
+    agent = f"import os, pathlib, time\nwhile not pathlib.Path({str(tmp_path / 'go')!r}).exists(): time.sleep(0.05)\n"
+    run = MiniRun(tmp_path, program=agent + AGENT, evaluation={"before": False}, trainer={"steps": 1})
+    run.start()
+    rows = run.until(lambda store: len(found := store.rollouts(state="running")) == 4 and found)
+    chosen, where = rows[0]["id"], ("--dir", str(run.run_dir.path))
+    refused = run.aglite("retry", chosen, *where)
+    assert refused.returncode == 1 and "only one that failed or was cancelled" in refused.stderr
+    killed = run.aglite("kill", chosen[:9], "--json", *where)
+    assert json.loads(killed.stdout) == {"id": chosen, "state": "cancelled"}
+    run.until(lambda store: store.rollout(chosen)["cause"] == "killed")
+    assert run.aglite("retry", chosen, *where).stdout == f"rollout {chosen} is queued\n"
+    run.until(lambda store: store.rollout(chosen)["state"] == "running")
+    (tmp_path / "go").touch()
+    code, output = run.wait()
+    assert code == 0, output
+    row = run.store().rollout(chosen)
+    assert (row["state"], row["attempt"]) == ("done", 2)
+    assert "no supervisor runs" in run.aglite("kill", chosen, *where).stderr

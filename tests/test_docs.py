@@ -16,8 +16,8 @@ ROOT = Path(__file__).resolve().parent.parent
 PAGES = {path.name: path.read_text() for path in sorted((ROOT / "docs").glob("*.md"))}
 
 
-def reference():
-    path = ROOT / "docs" / "update_recipe_reference.py"
+def reference(name="update_recipe_reference.py"):
+    path = ROOT / "docs" / name
     spec = importlib.util.spec_from_file_location(path.stem, path)
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
@@ -30,11 +30,23 @@ def test_the_recipe_reference_is_up_to_date():
     assert "| `group_size` | integer, at least 1 | `8` |" in page
 
 
+def test_the_columns_of_exports_are_up_to_date():
+    page = PAGES["measuring.md"]
+    assert reference("update_columns.py").updated(page) == page, "run: python docs/update_columns.py"
+    assert "| `loss_mask` | integers | 1 on tokens that carry loss |" in page
+
+
+def test_the_keys_of_the_terminal_ui_are_up_to_date():
+    page = PAGES["terminal-ui.md"]
+    assert reference("update_keys.py").updated(page) == page, "run: python docs/update_keys.py"
+    assert "| `x` | end the rollout (asks) |" in page
+
+
 def test_every_setting_says_what_it_means():
     docs = reference()
     for path, model in [("", Recipe), *docs.sections(Recipe)]:
         for name, field in docs.keys(model):
-            assert field.description, f"{path}.{name} has no docstring in aglite/config.py"
+            assert field.description, f"{path}.{name} has no docstring in aglite/config/"
 
 
 @pytest.mark.parametrize("page", PAGES)
@@ -69,7 +81,7 @@ def test_the_example_of_an_external_rollout(run):
 def test_the_keys_of_the_control_api_are_named(run):
     page = PAGES["control-api.md"]
     named = set(re.findall(r"`([a-z_0-9]+)`", page))
-    status = json.loads(run.aglite("status", "--json", "--dir", str(run.run_dir.path)).stdout)
+    status = run.json("status", "--dir", str(run.run_dir.path))
     keys = set(status) | set(status["engine"]) | set(status["host"]) | set(status["gate"]) | set(status["groups"])
     if rollouts := run.store().rollouts():
         shown = run.aglite("show", rollouts[0]["id"], "--tokens", "--json", "--dir", str(run.run_dir.path))

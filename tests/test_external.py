@@ -98,6 +98,19 @@ def test_bad_ends_are_refused(run, body, words):
     assert api("POST", "/api/rollouts/r-none/finish", {"reward": 1})[0] == 409
 
 
+def test_a_task_of_the_recipe_is_not_shadowed(run):
+    api = Api(run)
+    mine = run.store().task("train", "train-3")
+    status, said = api("POST", "/api/rollouts", {"task": {"id": "train-3", "question": "something else"}})
+    assert status == 409 and "`id` train-3 is that of another task" in said["detail"]
+    same = {"id": "train-3", "public": mine["public"], "hidden": {"answer": "made up"}}
+    assert api("POST", "/api/rollouts", {"task": same})[0] == 200
+    assert run.store().task("train", "train-3") == mine
+    assert api("POST", "/api/rollouts", {"task": {"id": "new", "question": "a"}})[0] == 200
+    assert api("POST", "/api/rollouts", {"task": {"id": "new", "question": "a"}})[0] == 200
+    assert api("POST", "/api/rollouts", {"task": {"id": "new", "question": "b"}})[0] == 409
+
+
 def test_status_metrics_and_events(run):
     api = Api(run)
     status, now = api("GET", "/api/status")
@@ -107,8 +120,10 @@ def test_status_metrics_and_events(run):
     assert 'aglite_phase{phase="rollout"} 1' in text and "aglite_policy_version 0" in text
     request = urllib.request.Request(f"{api.url}/api/events?after=0", headers={"Authorization": f"Bearer {api.token}"})
     with urllib.request.urlopen(request, timeout=10) as stream:
-        first = stream.readline().decode(), stream.readline().decode()
-    assert first[0] == "id: 1\n" and json.loads(first[1].removeprefix("data: "))["text"] == "starting"
+        lines = iter(lambda: stream.readline().decode(), "")
+        assert next(line for line in lines if line.startswith("id: ")) == "id: 1\n"
+        data = next(line for line in lines if line.startswith("data: "))
+    assert json.loads(data.removeprefix("data: "))["text"] == "starting"
 
 
 def test_a_group_with_one_graded_rollout_is_dropped(run):

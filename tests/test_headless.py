@@ -30,6 +30,14 @@ def test_lines() -> None:
     )
 
 
+def test_forks_of_a_step_are_named_where_conversations_broke() -> None:
+    step = step_event(1, 0, 3, 0.5)
+    step["data"]["forks"] = {"continued": 9, "first": 4, "new_thread": 0, "edited": 0, "template": 0, "retokenised": 0}
+    assert "forks" not in (line(step) or "")
+    step["data"]["forks"] |= {"edited": 2, "retokenised": 1}
+    assert " · forks: 2 edited, 1 retokenised · " in (line(step) or "")
+
+
 def test_a_step_that_changed_nothing_says_why() -> None:
     skipped = step_event(1, 0, 3, 0.5)
     skipped["data"] |= {"state": "skipped", "groups": 4, "zero_advantage_groups": 3}

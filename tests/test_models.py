@@ -10,8 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from aglite import models
-from aglite.models import Builtin, ModelError, check_folder, fetch_model, resolve_model
+from aglite import builtin_models
+from aglite.builtin_models import Builtin
+from aglite.model_folder import ModelError, check_folder
+from aglite.models import fetch_model, resolve_model
 
 
 def safetensors(path: Path, size: int = 4) -> None:
@@ -119,14 +121,14 @@ def tiny(tmp_path, cache, monkeypatch):
         license="none",
         disk_bytes=1,
     )
-    monkeypatch.setitem(models.BUILTIN, "tiny", tiny)
+    monkeypatch.setitem(builtin_models.BUILTIN, "tiny", tiny)
     source = model_folder(tmp_path / "converted")
 
     def convert(name, gguf, target):
         assert gguf.read_bytes() == b"GGUF tiny"
         shutil.copytree(source, target)
 
-    monkeypatch.setattr(models, "_convert", convert)
+    monkeypatch.setattr(builtin_models, "_convert", convert)
     return tiny
 
 
@@ -141,7 +143,7 @@ def test_a_built_in_model_is_fetched_once(tiny, cache, monkeypatch):
     assert any("downloading aglite-tiny==1.0" in line for line in lines)
     assert any("converting" in line for line in lines)
     assert leftovers(cache) == ["tiny"]
-    monkeypatch.setattr(models, "_download", None)  # a second time needs neither network nor conversion
+    monkeypatch.setattr(builtin_models, "_download", None)  # a second time needs neither network nor conversion
     assert resolve_model("tiny") == folder
     assert fetch_model("tiny") == folder
 
@@ -162,10 +164,10 @@ def test_a_file_that_went_missing_is_noticed_without_reading_everything(tiny, ca
 def test_a_wrong_checksum_is_refused_and_leaves_nothing(tiny, cache, monkeypatch):
     from dataclasses import replace
 
-    monkeypatch.setitem(models.BUILTIN, "tiny", replace(tiny, wheel_sha256="0" * 64))
+    monkeypatch.setitem(builtin_models.BUILTIN, "tiny", replace(tiny, wheel_sha256="0" * 64))
     with pytest.raises(ModelError, match="expected 000000000000"):
         resolve_model("tiny")
-    monkeypatch.setitem(models.BUILTIN, "tiny", replace(tiny, gguf_sha256="1" * 64))
+    monkeypatch.setitem(builtin_models.BUILTIN, "tiny", replace(tiny, gguf_sha256="1" * 64))
     with pytest.raises(ModelError, match=r"tiny\.gguf has checksum"):
         resolve_model("tiny")
     assert leftovers(cache) == []
@@ -174,7 +176,7 @@ def test_a_wrong_checksum_is_refused_and_leaves_nothing(tiny, cache, monkeypatch
 def test_too_little_disk(tiny, cache, monkeypatch):
     from dataclasses import replace
 
-    monkeypatch.setitem(models.BUILTIN, "tiny", replace(tiny, disk_bytes=10**18))
+    monkeypatch.setitem(builtin_models.BUILTIN, "tiny", replace(tiny, disk_bytes=10**18))
     with pytest.raises(ModelError, match="MB needed"):
         resolve_model("tiny")
 
@@ -182,7 +184,7 @@ def test_too_little_disk(tiny, cache, monkeypatch):
 def test_no_package_of_that_name(tiny, cache, monkeypatch):
     from dataclasses import replace
 
-    monkeypatch.setitem(models.BUILTIN, "tiny", replace(tiny, requirement="aglite-tiny==9.9"))
+    monkeypatch.setitem(builtin_models.BUILTIN, "tiny", replace(tiny, requirement="aglite-tiny==9.9"))
     with pytest.raises(ModelError, match=r"pip could not download aglite-tiny==9.9: .*No matching distribution"):
         resolve_model("tiny")
 
@@ -197,8 +199,8 @@ def test_no_network(tiny, cache, monkeypatch):
 
 
 def test_no_training_packages(tiny, cache, monkeypatch):
-    find = models.importlib.util.find_spec
-    monkeypatch.setattr(models.importlib.util, "find_spec", lambda name: None if name == "gguf" else find(name))
+    find = builtin_models.importlib.util.find_spec
+    monkeypatch.setattr(builtin_models.importlib.util, "find_spec", lambda name: None if name == "gguf" else find(name))
     with pytest.raises(ModelError, match="needs gguf"):
         resolve_model("tiny")
 
@@ -216,7 +218,7 @@ def test_a_conversion_that_fails_says_so(tmp_path):
     gguf = tmp_path / "x.gguf"
     gguf.write_bytes(b"not a GGUF file")
     with pytest.raises(ModelError, match="converting failed"):
-        models._convert("x", gguf, tmp_path / "out")
+        builtin_models._convert("x", gguf, tmp_path / "out")
 
 
 # --- hub
@@ -257,4 +259,4 @@ def test_the_demo_model_is_whole_and_has_a_chat_template():
     config = json.loads((folder / "config.json").read_text())
     assert config["num_hidden_layers"] == 30 and "quantization_config" not in config
     assert (folder / "chat_template.jinja").is_file()
-    assert stat.S_ISREG((folder / models.MARKER).stat().st_mode)
+    assert stat.S_ISREG((folder / builtin_models.MARKER).stat().st_mode)

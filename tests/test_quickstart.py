@@ -9,7 +9,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 
-TOOLS = ["awk", "bash", "cat", "chmod", "cksum", "cp", "df", "dirname", "grep", "mkdir", "sed", "tail", "tee"]
+TOOLS = ["awk", "bash", "cat", "chmod", "cksum", "cp", "df", "dirname", "grep", "mkdir", "rm", "sed", "tail", "tee"]
 
 # What `python -m venv` of the stand-in makes: a python whose pip does what $PIP_SAYS says, and an `aglite` that echoes.
 FAKE_PYTHON = """#!/bin/bash
@@ -33,14 +33,19 @@ esac
 """
 
 
+DRIVER = "/proc/driver/nvidia"
+
+
 @pytest.fixture
 def clone(tmp_path):
     """A folder with the script, and `run(*arguments, **environment)`; PATH holds only what the script may use."""
     clone, tools = tmp_path / "clone", tmp_path / "bin"
     clone.mkdir()
     tools.mkdir()
-    for file in ("quickstart.sh", "pyproject.toml"):
-        shutil.copy(ROOT / file, clone)
+    shutil.copy(ROOT / "pyproject.toml", clone)
+    script = (ROOT / "quickstart.sh").read_text()
+    assert DRIVER in script
+    (clone / "quickstart.sh").write_text(script.replace(DRIVER, str(tmp_path / "driver")))  # whatever this machine has
     for tool in TOOLS:
         (tools / tool).symlink_to(shutil.which(tool))
     (tools / "python3.11").write_text(FAKE_PYTHON)
@@ -49,6 +54,15 @@ def clone(tmp_path):
     class Clone:
         path = clone
         bin = tools
+        driver = tmp_path / "driver"
+
+        def installed(self):
+            """What pip was asked to install: (torch, everything else) of the last time."""
+            return [line.split(" install ")[1] for line in (clone / "pip.calls").read_text().splitlines()][-2:]
+
+        def nvidia_smi(self, script):
+            (tools / "nvidia-smi").write_text(f"#!/bin/bash\n{script}\n")
+            (tools / "nvidia-smi").chmod(0o755)
 
         def run(self, *arguments, **environment):
             return subprocess.run(
@@ -100,6 +114,72 @@ def test_tests_install_what_they_need_and_pass_options_on(clone):
     assert "pytest ran: -m pytest -x tests/test_config.py" in done.stdout
     assert "-e .[cpu,test]" in (clone.path / "pip.calls").read_text()
     assert ".venv is up to date" in clone.run("install").stdout
+
+
+@pytest.mark.parametrize("rc", [0, 1])
+def test_agent_programs_are_installed_for_the_tests_that_drive_them(clone, rc):
+    script = clone.path / "tests" / "harnesses" / "install.sh"
+    script.parent.mkdir(parents=True)
+    script.write_text(
+        f'echo "programs in $1"; [ {rc} = 0 ] || echo "left out: codex (npm is not here)" >&2; exit {rc}\n'
+    )
+    done = clone.run("test")
+    assert (
+        f"programs in {clone.path.parent}/.cache/aglite/harnesses" in done.stdout
+        and "pytest ran: -m pytest" in done.stdout
+    )
+    assert ("the tests of what was left out are skipped" in done.stdout) == bool(rc)
+    assert "programs in" in clone.run("test", "tests/harnesses").stdout
+    assert "programs in" not in clone.run("test", "tests/test_config.py").stdout
+    assert "programs in" not in clone.run("test", AGLITE_HARNESSES="/opt/agents").stdout
+
+
+A_GPU = 'echo "GPU 0: NVIDIA A100-SXM4-80GB (UUID: GPU-5e4f)"'
+
+
+def test_where_there_is_a_gpu_its_packages_are_installed(clone):
+    clone.nvidia_smi(A_GPU)
+    done = clone.run("install", AGLITE_TORCH_INDEX="http://127.0.0.1:9/cpu")
+    assert "there is an NVIDIA GPU: installing for it (AGLITE_EXTRAS=cpu does without)" in done.stdout
+    torch, packages = clone.installed()
+    assert torch.endswith("torch==2.11.0") and packages.endswith("torch==2.11.0 -e .[gpu]")
+    assert "127.0.0.1:9" not in torch, "that index has torch for the CPU"
+    assert ".venv is up to date" in clone.run("install").stdout
+
+
+def test_a_gpu_without_its_tool_is_seen_by_the_kernel(clone):
+    (clone.driver / "gpus").mkdir(parents=True)
+    clone.run("install")
+    assert clone.installed()[1].endswith("[cpu]"), "a driver without a GPU"
+    (clone.driver / "gpus" / "0000:65:00.0").mkdir()
+    clone.run("install")
+    assert clone.installed()[1].endswith("[gpu]")
+
+
+@pytest.mark.parametrize("script", ["exit 9", 'echo "No devices were found"', "exit 0"])
+def test_a_tool_without_a_gpu_is_none(clone, script):
+    clone.nvidia_smi(script)
+    assert clone.run("install").returncode == 0
+    assert clone.installed()[1].endswith("[cpu]")
+
+
+def test_what_is_installed_can_be_said(clone):
+    clone.nvidia_smi(A_GPU)
+    done = clone.run("install", AGLITE_EXTRAS="cpu")
+    assert clone.installed()[1].endswith("-e .[cpu]") and "there is an NVIDIA GPU" not in done.stdout
+    clone.run("test", AGLITE_EXTRAS="gpu", AGLITE_HARNESSES="/opt/agents")
+    assert clone.installed()[1].endswith("torch==2.11.0 -e .[gpu,test]"), "one set replaces the other"
+    assert ".venv is up to date" in clone.run("install", AGLITE_EXTRAS="gpu").stdout
+    assert "AGLITE_EXTRAS is 'cuda'; it can be cpu or gpu." in clone.fails("install", AGLITE_EXTRAS="cuda")
+
+
+def test_a_gpu_needs_more_disk(clone):
+    little = "#!/bin/bash\necho 'Filesystem 1048576-blocks Used Available'; echo '/dev/sda 90000 75000 15000 84% /'\n"
+    (clone.bin / "df").unlink()
+    (clone.bin / "df").write_text(little)
+    (clone.bin / "df").chmod(0o755)
+    assert clone.run("install", AGLITE_NEEDED_MB="", AGLITE_EXTRAS="cpu").returncode == 0
+    assert "15000 MB free on this disk" in clone.fails("install", AGLITE_NEEDED_MB="", AGLITE_EXTRAS="gpu")
 
 
 def test_a_changed_pyproject_installs_again_without_a_new_venv(clone):

@@ -16,7 +16,7 @@ from aglite.tasks import load_tasks
 
 ROOT = Path(__file__).resolve().parent.parent
 README = (ROOT / "README.md").read_text()
-EXAMPLE = ROOT / "docs" / "examples" / "opposites"
+EXAMPLE = ROOT / "aglite" / "starter"
 
 
 def load(path):

@@ -41,7 +41,21 @@ def test_eval_gives_pass_at_k_with_intervals(run):
     flat = [reward for rewards in found["rewards"].values() for reward in rewards]
     assert found["mean"] == pytest.approx(sum(flat) / 12)
     assert found["low"] <= found["mean"] <= found["high"]
-    assert set(found["pass@1"]) == set(found["pass@3"]) == {"mean", "stderr", "low", "high", "n"}
+    assert (
+        set(found["pass@1"]) == set(found["pass@2"]) == set(found["pass@3"]) == {"mean", "stderr", "low", "high", "n"}
+    )
+    assert found["pass@1"]["mean"] <= found["pass@2"]["mean"] <= found["pass@3"]["mean"]
+    assert found["model"] == str(run.folder / "model")
+
+
+def test_eval_tells_the_ks_that_are_asked_for(run):
+    result = run.aglite("eval", "recipe", "--k", "2", "--k", "3", "--json", "--set", "evaluation.tasks=2")
+    assert result.returncode == 0, result.stderr
+    found = json.loads(result.stdout)
+    assert {name for name in found if name.startswith("pass@")} == {"pass@2", "pass@3"}
+    assert all(len(rewards) == 3 for rewards in found["rewards"].values())
+    refused = run.aglite("eval", "recipe", "--k", "4", "--n", "3")
+    assert refused.returncode == 2 and "3 rollouts of a task say nothing about pass@4" in refused.stderr
 
 
 def test_pass_at_k_stays_a_share(run):
@@ -53,7 +67,7 @@ def test_pass_at_k_stays_a_share(run):
     )
     assert result.returncode == 0, result.stderr
     found = json.loads(result.stdout)["pass@1"]
-    assert (found["mean"], found["low"]) == (0.25, 0.0) and 0.25 < found["high"] <= 1
+    assert found["mean"] == 0.25 and 0 < found["low"] < 0.25 < found["high"] < 1
 
 
 def test_eval_names_a_checkpoint_that_is_not_there(run):

@@ -75,3 +75,8 @@ def test_plain_text_holds_nothing_that_a_terminal_obeys(text: str) -> None:
 def test_plain_text(raw: str, clean: str) -> None:
     assert units.plain(raw) == clean
     assert units.plain_json({"a": [raw, 1, None]}) == {"a": [clean, 1, None]}
+
+
+def test_versions_from_first_to_last() -> None:
+    assert [units.version_span(known) for known in ([], [None, None], [3, 3], [3, 4, 6])] == ["", "", "v3", "v3–6"]
+    assert units.versions({"policy_version_min": 2, "policy_version_max": 3}) == "v2–3"

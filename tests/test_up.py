@@ -2,6 +2,7 @@
 
 import json
 import os
+import signal
 import socket
 import stat
 import time
@@ -10,6 +11,7 @@ from pathlib import Path
 import pytest
 from mini_run import INTERRUPT, MiniRun
 
+from aglite.client import ControlClient
 from aglite.store import Store
 
 
@@ -40,7 +42,7 @@ def test_a_run_from_start_to_end(tmp_path):
     control = json.loads(run.run_dir.control.read_text())
     assert control["pid"] == run.process.pid
     assert stat.S_IMODE(os.stat(run.run_dir.control).st_mode) == 0o600
-    status = json.loads(run.aglite("status", "--json", "--dir", str(run.run_dir.path)).stdout)
+    status = run.json("status", "--dir", str(run.run_dir.path))
     assert status["steps"] == 3 and status["run"] == "mini"
     code, output = run.wait()
     assert code == 0, output
@@ -56,6 +58,12 @@ def test_a_run_from_start_to_end(tmp_path):
     for step in with_store.steps():
         assert step["metrics"]["rollouts"] == 4
         assert step["metrics"]["logprob_gap_mean"] == 0
+        assert {cause: count for cause, count in step["metrics"]["forks"].items() if count} == {
+            "first": 4,
+            "continued": 4,
+        }
+    finished = run.json("status", "--dir", str(run.run_dir.path))
+    assert [(point["step"], point["continued"]) for point in finished["forks"]] == [(1, 4), (2, 4), (3, 4)]
     # what was trained is what was sampled: each sampled token of each rollout, once
     for rollout in with_store.rollouts(state="done"):
         if rollout["split"] == "train":
@@ -71,6 +79,13 @@ def test_a_run_from_start_to_end(tmp_path):
 def test_more_steps_after_the_end(tmp_path):
     run = MiniRun(tmp_path)
     assert run.up("--steps", "1")[0] == 0
+    store = Store.open(run.run_dir.db)
+    manifest = store.meta("manifest")
+    del manifest["recipe"]["trainer"]["lr_schedule"]  # as an earlier aglite, which had no such setting, wrote it
+    store.sync(store.set_meta("manifest", manifest))
+    store.close()
+    code, output = run.up("--steps", "2", "--set", "trainer.lr_schedule=linear")
+    assert code == 1 and 'trainer.lr_schedule was "constant" and is now "linear"' in output
     code, output = run.up("--steps", "2")
     assert code == 0 and "going on from step-1" in output
     assert live_steps(run.store()) == [1, 2]
@@ -110,7 +125,7 @@ def test_interrupted_and_gone_on_with(tmp_path):
 
 
 def test_killed_and_gone_on_with(tmp_path):
-    trainer = {"steps": 4, "checkpoint_every": 2}
+    trainer = {"steps": 4, "checkpoint_every": 2, "lr": 0.1, "lr_schedule": "linear", "warmup_steps": 1}
     # sync: in async, steps 2 and 3 may be made by one update
     run = MiniRun(tmp_path, trainer=trainer, algorithm={"mode": "sync"}, script={"latency_s": 0.02})
     run.start()
@@ -123,6 +138,9 @@ def test_killed_and_gone_on_with(tmp_path):
     store = run.store()
     assert live_steps(store) == [1, 2, 3, 4]
     assert [row["step"] for row in store.steps() if row["state"] == "rolled_back"] == [3]
+    assert [row["metrics"]["lr"] for row in store.steps() if row["state"] != "rolled_back"] == pytest.approx(
+        [0.05, 0.1, 0.1 * 2 / 3, 0.1 / 3]
+    )
     numbers = [row["version"] for row in store.policy_versions()]
     assert len(set(numbers)) == len(numbers)
     assert [row["state"] for row in store.policy_versions() if row["step"] == 3] == ["rolled_back", "live"]
@@ -229,17 +247,73 @@ def test_a_grader_that_never_works_ends_the_run_with_its_cause(tmp_path, grade, 
     assert store.counts_by_state()["error"] >= 8 and not store.steps()
 
 
-def test_a_worker_that_dies_is_named_and_the_run_can_go_on(tmp_path):
-    run = MiniRun(tmp_path, trainer={"steps": 3})
+@pytest.mark.parametrize(("phase", "steps"), [("rollout", [1]), ("training", [1]), ("evaluating", [1, 2])])
+def test_a_worker_that_dies_is_replaced(tmp_path, phase, steps):
+    """Killed while agents run, in the middle of an update, while the policy is evaluated: the run goes back to its last
+    checkpoint, of step 1, by itself, and what it trains fits together."""
+    run = MiniRun(
+        tmp_path,
+        algorithm={"mode": "sync"},
+        trainer={"steps": 3},
+        evaluation={"before": False, "every": 2 if phase == "evaluating" else 0},
+        script={"latency_s": 0.1, "train_s": 1.0},
+    )
     run.start()
-    run.until(lambda store: live_steps(store))
-    (worker,) = [path for path in os.listdir("/proc") if path.isdigit() and is_worker(path, run)]
-    os.kill(int(worker), 9)
-    code, output = run.wait(timeout=30)
-    assert code == 1 and "SIGKILL" in output and "model worker" in output
+    run.until(lambda store: live_steps(store) == steps and store.checkpoints() and store.phases(1)[0]["phase"] == phase)
+    os.kill(worker_of(run), 9)
+    code, output = run.wait()
+    assert code == 0, output
+    assert "killed by SIGKILL" in output and "try 1 of 2" in output and "going on from step-1" in output
+    assert "Traceback" not in output and run.gone()
+    store = run.store()
+    assert live_steps(store) == [1, 2, 3] and store.counts_by_state()["error"] == 0
+    untangled(store)
+
+
+def test_a_worker_that_dies_again_and_again_ends_the_run(tmp_path):
+    run = MiniRun(tmp_path, trainer={"steps": 3, "checkpoint_every": 3}, script={"latency_s": 0.02})
+    run.start()
+    killed = {None}
+
+    def serves_anew(store):
+        phases = store.phases(1)
+        return phases and phases[0]["phase"] in ("rollout", "evaluating") and worker_of(run) not in killed
+
+    for _ in range(3):
+        run.until(serves_anew)
+        killed.add(worker := worker_of(run))
+        os.kill(worker, 9)
+    code, output = run.wait()
+    assert code == 1 and "SIGKILL" in output and "model worker" in output and "try 2 of 2" in output
     assert run.gone()
     assert run.up()[0] == 0
     untangled(run.store())
+
+
+def test_an_error_at_the_start_is_said_once(tmp_path):
+    run = MiniRun(tmp_path)
+    run.worker = {"AGLITE_WORKER": "no_such_module"}
+    code, output = run.up()
+    assert code == 1 and output.count("the model worker ended with exit code 1") == 1, output
+    assert output.count("No module named no_such_module") == 1
+    (event,) = [event for event in run.store().events() if event["level"] == "error"]
+    assert "no_such_module" in event["text"] and run.store().phases(1)[0]["cause"]
+
+
+def test_a_worker_that_hangs_is_said_so(tmp_path):
+    run = MiniRun(tmp_path, trainer={"steps": 1}, script={"latency_s": 0.3}, evaluation={"before": False})
+    run.start()
+    run.until(lambda store: store.counts_by_state()["running"])
+    os.kill(worker_of(run), signal.SIGSTOP)
+    client, words = ControlClient(run.run_dir), "no sign of life for"
+    run.until(lambda store: words in client.status()["message"], timeout=15)
+    os.kill(worker_of(run), signal.SIGCONT)
+    run.until(lambda store: words not in client.status()["message"], timeout=15)
+    assert run.wait()[0] == 0
+
+
+def worker_of(run: MiniRun) -> int | None:
+    return next((int(path) for path in os.listdir("/proc") if path.isdigit() and is_worker(path, run)), None)
 
 
 def is_worker(pid: str, run: MiniRun) -> bool:

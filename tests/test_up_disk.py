@@ -1,13 +1,17 @@
 """`aglite up` on a disk that fills, and in a directory that goes away."""
 
+import contextlib
 import shutil
 import subprocess
+import threading
+import time
 
 import pytest
-from mini_run import MiniRun
+from mini_run import INTERRUPT, MiniRun
 from test_up import live_steps, untangled
 from test_up_stops import phase_is
 
+from aglite.client import ControlClient, ControlError
 from aglite.paths import RunDir
 
 
@@ -25,7 +29,7 @@ def small_disk(tmp_path):
 def fill(disk, *, leave: int) -> None:
     """A file that leaves `leave` KiB free."""
     free = shutil.disk_usage(disk).free // 1024
-    with (disk / "ballast").open("ab") as file:
+    with (disk / "ballast").open("ab", buffering=0) as file, contextlib.suppress(OSError):
         file.write(b"x" * 1024 * (free - leave))
 
 
@@ -64,24 +68,95 @@ def test_a_checkpoint_waits_for_room(tmp_path, small_disk):
     assert (run.run_dir.checkpoints / "step-2" / "more.bin").is_file()
 
 
-def test_a_full_disk_ends_the_run_with_one_message_and_the_next_start_goes_on(tmp_path, small_disk):
-    run = MiniRun(tmp_path, trainer={"steps": 200}, script={"latency_s": 0.02})
+def test_a_disk_that_is_full_at_once_holds_the_run(tmp_path, small_disk):
+    """No room from one moment to the next: nothing is lost, no rollout fails, and it goes on when there is room."""
+    run = MiniRun(
+        tmp_path,
+        trainer={"steps": 4, "checkpoint_every": 4},
+        agent={"limits": {"wall_s": 6}},
+        script={"latency_s": 0.02},
+        evaluation={"before": False},
+    )
     run.run_dir = RunDir(small_disk / "run")
     run.start()
     run.until(lambda store: live_steps(store))
-    fill(small_disk, leave=100)
+    fill(small_disk, leave=0)
+    client = ControlClient(run.run_dir)
+    run.until(lambda store: client.status()["message"].startswith("paused: the disk of"))
+    assert client.status()["gate"]["state"] == "closed"
+    time.sleep(8)  # longer than an agent may take
+    assert client.status()["message"].startswith("paused: the disk of") and run.process.poll() is None
+    (small_disk / "ballast").unlink()
     code, output = run.wait()
-    # the store met it, or the (scripted) worker that was writing a checkpoint
-    assert code == 1 and ("the disk is full" in output or "No space left" in output), output
+    assert code == 0 and "paused: the disk of" in output and "the disk was full for" in output, output
     assert "Traceback" not in output
+    store = run.store()
+    counts = store.counts_by_state()
+    assert live_steps(store) == [1, 2, 3, 4] and counts["failed"] == counts["error"] == 0
+    assert not store.check()
+    untangled(store)
+
+
+def test_the_first_checkpoint_waits_for_room_too(tmp_path, small_disk):
+    """Nobody knows yet how large it is: it is tried, and again when there is more room than there was."""
+    run = MiniRun(tmp_path, trainer={"steps": 1}, evaluation={"before": False})
+    (tmp_path / "model" / "more.bin").write_bytes(b"x" * 5_000_000)
+    run.run_dir = RunDir(small_disk / "run")
+    run.start()
+    run.until(phase_is("rollout"))
+    fill(small_disk, leave=4000)
+    run.until(phase_is("paused"))
+    assert "MB of disk left" in run.store().phases(1)[0]["cause"] and not run.store().checkpoints()
+    (small_disk / "ballast").unlink()
+    code, output = run.wait()
+    assert code == 0 and "Traceback" not in output, output
+    assert (run.run_dir.checkpoints / "step-1" / "more.bin").is_file()
+
+
+def test_a_run_on_a_full_disk_can_be_ended_and_gone_on_with(tmp_path, small_disk):
+    run = MiniRun(tmp_path, trainer={"steps": 200, "checkpoint_every": 200}, script={"latency_s": 0.02})
+    run.run_dir = RunDir(small_disk / "run")
+    run.start()
+    run.until(lambda store: live_steps(store))
+    fill(small_disk, leave=0)
+    client = ControlClient(run.run_dir)
+    run.until(lambda store: client.status()["message"].startswith("paused: the disk of"))
+    run.signal(INTERRUPT)
+    code, output = run.wait()
+    assert code == 1 and "the disk is full" in output and "Traceback" not in output, output
     assert not run.run_dir.control.exists() and run.gone()
     assert run.aglite("status", "--dir", str(run.run_dir.path)).returncode == 0
     (small_disk / "ballast").unlink()
-    last = live_steps(run.store())[-1]
-    code, output = run.up("--steps", str(last + 1))
+    code, output = run.up("--steps", "2")
     assert code == 0, output
-    assert live_steps(run.store()) == list(range(1, last + 2)) and not run.store().check()
+    assert live_steps(run.store()) == [1, 2] and not run.store().check()
     untangled(run.store())
+
+
+def test_serving_from_a_full_disk_can_be_ended(tmp_path, small_disk):
+    run = MiniRun(tmp_path)
+    run.run_dir = RunDir(small_disk / "served")
+    command = run.command("serve", str(tmp_path / "model"), "--dir", str(run.run_dir.path))
+    run.process = subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=run.environment, cwd=tmp_path
+    )
+    run.until(phase_is("rollout"))
+    fill(small_disk, leave=0)
+    client = ControlClient(run.run_dir)
+
+    def open_one():
+        with pytest.raises(ControlError):
+            client.post("rollouts", {"task": {}})
+
+    opening = threading.Thread(target=open_one)
+    opening.start()
+    deadline = time.monotonic() + 20
+    while not client.status()["message"].startswith("paused: the disk of") and time.monotonic() < deadline:
+        time.sleep(0.1)
+    run.signal(INTERRUPT)
+    code, output = run.wait(30)
+    opening.join()
+    assert code in (1, 130) and "paused: the disk of" in output and "Traceback" not in output, output
 
 
 def test_its_directory_is_deleted(tmp_path):

@@ -15,13 +15,18 @@ import pytest
 from cli_done import Aglite
 from fake_daemon import FakeDaemon
 
+from aglite.doctor import Check
 from aglite.errors import AgliteError, RecipeError
 from aglite.paths import RunDir
 
-COMMANDS = """
-up, attach, status, down, pause, resume, rollouts, show, logs, export, run, eval, serve, doctor, model fetch, db check,
-db vacuum
-""".replace("\n", " ").strip().split(", ")
+COMMANDS = (
+    """
+up, attach, status, steps, down, pause, resume, rollouts, show, init, logs, shell, export, run, eval, serve, doctor,
+model fetch, db check, db prune, db redact, db vacuum
+""".replace("\n", " ")
+    .strip()
+    .split(", ")
+)
 
 RECIPE = """
 name: words
@@ -80,6 +85,7 @@ def test_help_lists_every_command(aglite: Aglite) -> None:
         ["up", "--steps", "0"],
         ["up", "--resume", "--fresh"],
         ["up", "--headless", "--detach"],
+        ["up", "--json", "--detach"],
         ["show"],
         ["run", "recipes/words"],
         ["eval", "recipes/words", "--split", "test"],
@@ -130,7 +136,7 @@ def test_exit_codes(aglite: Aglite, recipe: Path, backend: dict[str, Any], resul
     done = aglite("up", "recipes/words", "--headless")
     assert done.returncode == code
     if isinstance(result, AgliteError):
-        assert done.stderr == f"aglite: {result}\n"
+        assert done.stderr.startswith(f"aglite: {result.message}\n  -> ") and result.mend in done.stderr
 
 
 def test_traceback_only_when_asked_for(
@@ -142,15 +148,12 @@ def test_traceback_only_when_asked_for(
         aglite("up", "recipes/words", "--headless")
 
 
-def test_up_alone_takes_the_only_recipe(aglite: Aglite, recipe: Path, backend: dict[str, Any], tmp_path: Path) -> None:
+def test_up_alone_lists_recipes(aglite: Aglite, recipe: Path, backend: dict[str, Any]) -> None:
     backend["put"]("aglite.supervisor", "run", 0)
-    assert aglite("up", "--headless").returncode == 0
-    assert backend["args"][0].name == "words"
-    other = tmp_path / "recipes" / "other"
-    other.mkdir()
-    (other / "recipe.yaml").write_text(RECIPE)
     done = aglite("up", "--headless")
-    assert done.returncode == 2 and "aglite up recipes/other, aglite up recipes/words" in done.stderr
+    assert done.returncode == 2 and "args" not in backend
+    assert "aglite up recipes/words " in done.stderr and "aglite up instruct " in done.stderr
+    assert "follow a small instruction" in done.stderr and "aglite init FOLDER" in done.stderr
 
 
 def test_run_eval_and_serve_pass_on_what_they_were_given(aglite: Aglite, recipe: Path, backend: dict[str, Any]) -> None:
@@ -178,14 +181,12 @@ def test_run_eval_and_serve_pass_on_what_they_were_given(aglite: Aglite, recipe:
 
 
 def test_doctor(aglite: Aglite, backend: dict[str, Any]) -> None:
-    def check(name: str, status: str, mend: str = "") -> types.SimpleNamespace:
-        return types.SimpleNamespace(name=name, status=status, detail="detail", mend=mend)
-
-    backend["put"]("aglite.doctor", "checks", [check("python", "ok"), check("models", "warning", "fetch one")])
+    found = [Check("python", "ok", "detail"), Check("models", "warning", "detail", "fetch one")]
+    backend["put"]("aglite.doctor", "checks", found)
     done = aglite("doctor")
     assert done.returncode == 0
     assert "✓ python" in done.stdout and "-> fetch one" in done.stdout
-    backend["put"]("aglite.doctor", "checks", [check("disk", "error", "free some")])
+    backend["put"]("aglite.doctor", "checks", [Check("disk", "error", "detail", "free some")])
     done = aglite("doctor", "--json")
     assert done.returncode == 1
     assert json.loads(done.stdout) == [{"name": "disk", "status": "error", "detail": "detail", "mend": "free some"}]

@@ -44,6 +44,14 @@ def test_status_of_a_running_run_imports_next_to_nothing(daemon: FakeDaemon) -> 
     assert "step        7 of 12" in done.stdout
 
 
+def test_forks_of_the_last_step() -> None:
+    status = running()["status"]
+    assert "calls " not in render(status, NOW)
+    counts = {"continued": 40, "first": 16, "new_thread": 2, "edited": 3, "template": 0, "retokenised": 0}
+    status["forks"] = [{"step": 7, **counts}]
+    assert "calls       40 continued, 18 began a conversation, 3 edited (step 7)\n" in render(status, NOW)
+
+
 def test_json_is_the_control_apis_answer(aglite: Aglite, daemon: FakeDaemon) -> None:
     done = aglite("status", "--json")
     assert json.loads(done.stdout) == daemon.scene["status"]
@@ -100,3 +108,36 @@ def test_where_nothing_is_trained_no_step_is_shown() -> None:
     text = render(empty()["status"] | {"steps": 0}, NOW)
     assert "no training" in text
     assert not any(line.startswith(("step", "reward", "validation")) for line in text.splitlines())
+
+
+def test_a_narrow_terminal_gets_narrow_lines() -> None:
+    for scene in (running(), with_gpu(running())):
+        lines = render(scene["status"], NOW, 40).splitlines()
+        assert max(map(len, lines)) <= 40
+        wide = render(scene["status"], NOW)
+        assert "".join("".join(lines).replace("·", "").split()) == "".join(wide.replace("·", "").split())
+
+
+def test_a_terminal_that_has_ascii_only(daemon: FakeDaemon) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "aglite", "status"],
+        cwd=daemon.run_dir.path.parents[1],
+        env={**os.environ, "PYTHONIOENCODING": "ascii"},
+        capture_output=True,
+    )
+    text = done.stdout.decode("ascii")
+    assert done.returncode == 0 and "?" not in text
+    assert "step        7 of 12  ==============----------" in text and "0.66 +- 0.31" in text
+
+
+def test_following_ends_when_nobody_reads(daemon: FakeDaemon) -> None:
+    """The run goes on, and so would its followers."""
+    command = f"{sys.executable} -m aglite attach --json | head -n 1"
+    done = subprocess.run(
+        ["bash", "-o", "pipefail", "-c", command],
+        cwd=daemon.run_dir.path.parents[1],
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.stderr == "" and json.loads(done.stdout)["id"] == 1

@@ -53,7 +53,7 @@ actions = st.lists(
 )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(actions)
 def test_pool_shares_exactly_what_it_holds(steps):
     store = Store(12)

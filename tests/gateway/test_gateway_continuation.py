@@ -127,6 +127,12 @@ def test_a_reply_without_end_is_nobodys_parent(renderer) -> None:
     rollout.conversations.record(plan, b"", None, 1, delivered=False, continuable=False)
     again = rollout.conversations.plan([user("a")])
     assert again.parent is None and again.base.id == 1 and len(again.new_prompt_ids) == 0
+    assert again.cause == "first", "asking once more after a failure edits nothing"
+    rollout.conversations.record(again, b"", None, 2, delivered=False, continuable=False)
+    other = rollout.conversations.plan([user("a title, please")])
+    rollout.conversations.record(other, b"", None, 3, delivered=False, continuable=False)
+    assert rollout.conversations.plan([user("a title, please")]).cause == "new_thread"
+    assert rollout.conversations.plan([user("a"), user("b")]).cause == "edited"
 
 
 def test_rerender_names_what_it_breaks(renderer) -> None:
@@ -161,7 +167,7 @@ STEPS = st.lists(
 )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(STEPS, st.sampled_from(["exact", "rerender"]))
 def test_any_agent(renderer, steps: list, mode: str) -> None:
     """Threads that grow, repeat, are edited, interleave: every stored prompt rebuilds, every parent is the longest

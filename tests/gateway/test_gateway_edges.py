@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import json
 from pathlib import Path
 
@@ -58,6 +59,13 @@ async def test_routes(stage: Stage) -> None:
         assert (await http.get(f"{stage.url}/api/status")).status_code == 404
 
 
+def schema(value: dict, **more) -> dict:
+    return {"type": "json_schema", "json_schema": {"name": "n", "schema": value, **more}}
+
+
+DEEP = functools.reduce(lambda inner, _: {"items": inner}, range(150), {})
+
+
 @pytest.mark.parametrize(
     ("change", "param"),
     [
@@ -81,9 +89,21 @@ async def test_routes(stage: Stage) -> None:
         ({"tools": [{"type": "function"}]}, "tools[0].function"),
         ({"tools": "all"}, "tools"),
         ({"tool_choice": "required"}, "tool_choice"),
-        ({"tool_choice": {"type": "function", "function": {"name": "x"}}}, "tool_choice"),
-        ({"response_format": {"type": "json_object"}}, "response_format"),
+        ({"tool_choice": {"type": "function", "function": {"name": "x"}}}, "tool_choice.function.name"),
+        ({"tool_choice": {"type": "function"}}, "tool_choice.function.name"),
+        ({"tool_choice": "maybe"}, "tool_choice"),
+        ({"tool_choice": {"type": "allowed_tools"}}, "tool_choice.allowed_tools"),
+        ({"tool_choice": {"type": "allowed_tools", "allowed_tools": {"tools": []}}}, "tool_choice.allowed_tools.mode"),
+        ({"parallel_tool_calls": 1}, "parallel_tool_calls"),
+        ({"response_format": {"type": "xml"}}, "response_format.type"),
+        ({"response_format": "json"}, "response_format.type"),
+        ({"response_format": {"type": "json_schema"}}, "response_format.json_schema"),
+        ({"response_format": {"type": "json_schema", "json_schema": {}}}, "response_format.json_schema.schema"),
+        ({"response_format": schema({}, strict="yes")}, "response_format.json_schema.strict"),
+        ({"response_format": schema({"enum": ["x" * 200000]})}, "response_format.json_schema.schema"),
+        ({"response_format": schema(DEEP)}, "response_format.json_schema.schema"),
         ({"top_logprobs": 5}, "top_logprobs"),
+        ({"logprobs": True, "top_logprobs": 21}, "top_logprobs"),
     ],
 )
 async def test_what_is_malformed_is_refused_by_name(stage: Stage, change: dict, param: str) -> None:
@@ -232,11 +252,11 @@ async def test_a_retry_after_a_broken_connection_joins(stage: Stage) -> None:
     await until(lambda: next(iter(session.exchanges)).connection.gone)
     slow.set()
     await until(lambda: not session.exchanges)
-    await stage.gateway.flush()
+    await stage.gateway.deliveries.flush()
     assert not stage.calls(session)[0].delivered
     response = await post(stage, session, BODY)
     assert response.json()["choices"][0]["message"]["content"] == "the only reply"
-    await stage.gateway.flush()
+    await stage.gateway.deliveries.flush()
     (call,) = stage.calls(session)
     assert call.delivered and len(stage.engine.sent) == 1
 
@@ -252,7 +272,7 @@ async def test_a_declared_retry_joins_what_is_in_flight(stage: Stage) -> None:
     first.cancel()
     response = await second
     assert response.status_code == 200
-    await stage.gateway.flush()
+    await stage.gateway.deliveries.flush()
     (call,) = stage.calls(session)
     assert call.status == "ok" and call.delivered and len(call.response_ids) == 21
     # An identical request that is no retry is sampled anew.
@@ -265,16 +285,16 @@ async def test_a_declared_retry_joins_what_is_in_flight(stage: Stage) -> None:
 async def test_a_later_call_proves_an_earlier_one_delivered(stage: Stage) -> None:
     stage.engine.script = {"replies": [{"text": "hello"}]}
     session = await stage.session()
-    marked = stage.gateway.delivered
-    stage.gateway.delivered = lambda ids: None
+    marked = stage.gateway.deliveries.note
+    stage.gateway.deliveries.note = lambda ids: None
     await post(stage, session, BODY)
-    stage.gateway.delivered = marked
-    for exchange in session.last.values():
+    stage.gateway.deliveries.note = marked
+    for exchange in session.retries:
         for call in exchange._calls:
             call.delivered = False
     more = [*SAY, {"role": "assistant", "content": "hello"}, {"role": "user", "content": "and?"}]
     await post(stage, session, {**BODY, "messages": more})
-    await stage.gateway.flush()
+    await stage.gateway.deliveries.flush()
     assert [call.delivered for call in stage.calls(session)] == [True, True]
 
 

@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 from tiny import SYSTEM, TEMPLATE, tiny_model
 
 from aglite.errors import AgliteError
+from aglite.gateway.parsers import HermesParser, StopStrings, partial_suffix
 from aglite.gateway.renderers import PackageRenderer, apply_template, load_renderer
-from aglite.gateway.replies import HermesParser, Reply, StopStrings, partial_suffix
+from aglite.gateway.replies import Reply
 from aglite.gateway.tokenizer import StreamDetokenizer, TextTokenizer
 
 DEMO_TEMPLATE = (

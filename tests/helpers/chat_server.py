@@ -9,9 +9,10 @@ from types import TracebackType
 
 
 class ChatServer:
-    """Gives each reply once, in order; a reply is a text or (text, finish reason). Keeps the requests."""
+    """Gives each reply once, in order; a reply is a text, (text, finish reason), or tool calls {"name", "arguments"}.
+    Keeps the requests."""
 
-    def __init__(self, *replies: str | tuple[str, str]) -> None:
+    def __init__(self, *replies: str | tuple[str, str] | list[dict[str, str]]) -> None:
         self.requests: list[dict] = []
         self.keys: list[str] = []
         pending = list(replies)
@@ -22,8 +23,12 @@ class ChatServer:
                 chat.requests.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
                 chat.keys.append(self.headers["Authorization"])
                 reply = pending.pop(0)
-                text, reason = (reply, "stop") if isinstance(reply, str) else reply
-                message = {"role": "assistant", "content": text}
+                message: dict = {"role": "assistant", "content": None}
+                if isinstance(reply, list):
+                    reason, calls = "tool_calls", enumerate(reply)
+                    message["tool_calls"] = [{"id": f"c-{n}", "type": "function", "function": one} for n, one in calls]
+                else:
+                    message["content"], reason = (reply, "stop") if isinstance(reply, str) else reply
                 choice = {"index": 0, "message": message, "finish_reason": reason}
                 answer = {"id": "x", "object": "chat.completion", "created": 0, "model": "m", "choices": [choice]}
                 data = json.dumps(answer).encode()

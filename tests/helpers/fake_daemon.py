@@ -1,4 +1,4 @@
-"""A control API with canned answers, in the shapes of aglite/control.py and aglite/status.py, on a real socket."""
+"""A control API with canned answers, in the shapes of aglite/control/shapes, on a real socket."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
-from urllib.parse import parse_qs, urlsplit
+from urllib.parse import parse_qs, unquote, urlsplit
 
 from aglite.paths import RunDir
 
@@ -84,9 +84,17 @@ class FakeDaemon:
                     self._reply(200, daemon.scene["status"])
                 elif address.path == "/api/rollouts":
                     rows = daemon.scene["rollouts"]
+                    if "step" in query:
+                        rows = [row for row in rows if row["state"] == "done" and row["policy_version_min"] == 3]
                     if "state" in query:
                         rows = [row for row in rows if row["state"] == query["state"]]
                     self._reply(200, rows[: int(query.get("limit", 200))])
+                elif address.path in ("/api/steps", "/api/recipe", "/api/sandboxes"):
+                    self._reply(200, daemon.scene[address.path.rpartition("/")[2]])
+                elif address.path.endswith("/tokens"):
+                    self._reply(
+                        200, daemon.scene["tokens"] if address.path.split("/")[3] in daemon.scene["details"] else []
+                    )
                 elif address.path.startswith("/api/rollouts/"):
                     name = address.path.rpartition("/")[2]
                     detail = daemon.scene["details"].get(name)
@@ -116,6 +124,10 @@ class FakeDaemon:
                 daemon.posted.append((action, body))
                 if action == "pause":
                     daemon.scene["status"] |= {"phase": "paused", "message": "paused: asked for"}
+                if action == "concurrency":
+                    daemon.scene["status"]["concurrency"] = body["rollouts"]
+                if action.startswith("tasks/") and action.endswith("/quarantine"):
+                    daemon.scene["status"]["quarantined"] = [unquote(action.split("/")[1])]
                 if action == "resume":
                     daemon.scene["status"] |= {"phase": "rollout", "message": ""}
                 self._reply(200, {"state": action})
@@ -137,7 +149,7 @@ def rollout(number: int, state: str, draw: random.Random, **more: Any) -> dict[s
         "group": f"g-{random.Random(number // 6).getrandbits(40):010x}",
         "split": "train",
         "state": state,
-        "cause": {"failed": "wall time limit", "error": "worker lost"}.get(state, ""),
+        "cause": {"failed": "wall_time: 120 s", "error": "engine: the model worker was lost"}.get(state, ""),
         "attempt": 2 if state == "error" else int(begun),
         "backend": "local",
         "calls": calls,
@@ -221,6 +233,9 @@ def running() -> dict[str, Any]:
         "gate": {"state": "open", "held": 0},
         "queue": queue,
         "groups": {"open": 8, "complete": 1},
+        "concurrency": 8,
+        "quarantined": [],
+        "phases": phases(),
         "engine": {
             "kind": "embedded",
             "running": 7,
@@ -239,7 +254,7 @@ def running() -> dict[str, Any]:
             {"step": 6, "mean": 0.571, "stderr": 0.052, "n": 64},
         ],
         "entropy": [{"step": i, "value": 1.9 - 0.1 * i} for i in range(1, 8)],
-        "kl": [{"step": i, "value": 4e-4} for i in range(1, 8)],
+        "kl": [{"step": i, "value": (2.1, 3.4, 2.9, 4.4, 6.0, 3.8, 4.1)[i - 1] * 1e-4} for i in range(1, 8)],
         "checkpoint": {"step": 7, "at": NOW - 40},
         "gpu": [],
         "host": {
@@ -252,7 +267,169 @@ def running() -> dict[str, Any]:
         },
         "log": events,
     }
-    return {"status": status, "rollouts": rows, "details": {row["id"]: detail(row) for row in rows}, "events": events}
+    return {
+        "status": status,
+        "rollouts": rows,
+        "details": {row["id"]: detail(row) for row in rows},
+        "events": events,
+        "steps": [step(i, mean) for i, mean in enumerate(means, 1)],
+        "recipe": recipe(),
+        "sandboxes": [
+            sandbox(row, i) for i, row in enumerate(rows) if row["state"] in ("starting", "running", "grading")
+        ],
+        "tokens": tokens(),
+    }
+
+
+def phases() -> list[dict[str, Any]]:
+    """The last ten minutes: the start, an evaluation, then rollouts and updates in turn."""
+    spans = [("starting", 610), ("evaluating", 580), ("rollout", 541)]
+    for ago in (520, 458, 396, 334, 272, 210):
+        spans += [("draining", ago + 30), ("training", ago + 29), ("syncing", ago + 2), ("rollout", ago)]
+    spans += [
+        ("evaluating", 150),
+        ("rollout", 120),
+        ("draining", 62),
+        ("training", 61),
+        ("syncing", 36),
+        ("rollout", 34),
+    ]
+    ends = [ago for _, ago in spans[1:]]
+    return [
+        {"phase": phase, "started_at": NOW - ago, "finished_at": None if end is None else NOW - end}
+        for (phase, ago), end in zip(spans, [*ends, None], strict=True)
+    ]
+
+
+def step(number: int, mean: float) -> dict[str, Any]:
+    """A training step as `GET /api/steps` gives it; the third was skipped."""
+    skipped = number == 3
+    metrics = {
+        "reward_mean": mean,
+        "reward_std": 0.31,
+        "groups": 4,
+        "zero_advantage_groups": 4 if skipped else number % 3,
+        "samples": 28 + number,
+        "samples_per_rollout": 1.2,
+        "samples_per_rollout_max": 2,
+        "merge_rate": 0.31,
+        "encoded_tokens": 3900,
+        "trained_tokens": 1180 + 40 * number,
+        "encoded_per_trained": 3.2,
+        "staleness_mean": 0.4 + 0.2 * number,
+        "staleness_p95": 2,
+        "staleness_max": 3,
+        "rollouts": 24,
+        "rollouts_trained": 24,
+        "rollouts_stale": int(number == 6),
+        "rollouts_without_tokens": 0,
+        "rollouts_lost": 0,
+        "samples_zero_advantage": 6,
+        "calls": 33,
+        "calls_without_loss": 0,
+        "calls_constrained": 0,
+        "forks": {"continued": 5, "first": 24, "new_thread": 4, "edited": 0, "template": 0, "retokenised": 0},
+        "lr": 5e-5,
+        "groups_dropped": 0,
+        "causes": {"wall_time": 1} if number == 4 else {},
+    }
+    if not skipped:
+        metrics |= {
+            "loss": -0.0021,
+            "grad_norm": 0.41 + 0.02 * number,
+            "entropy": 1.9 - 0.1 * number,
+            "kl_rollout": 4e-4,
+            "logprob_gap_mean": 2.1e-6,
+            "logprob_gap_max": 3.9e-5,
+            "seconds": 26.4,
+        }
+    return {
+        "id": number,
+        "step": number,
+        "version": number - int(number >= 3),
+        "state": "skipped" if skipped else "applied",
+        "metrics": metrics,
+        "started_at": NOW - 548 + 62 * number,
+        "finished_at": NOW - 520 + 62 * number,
+    }
+
+
+def recipe() -> list[dict[str, Any]]:
+    """A recipe as `GET /api/recipe` explains it: its first settings and those that differ from the defaults, so that
+    pictures stay as they are when there is a new one."""
+    from aglite.config import Recipe
+    from aglite.config.explain import explained
+
+    rows = explained(
+        Recipe(
+            name="instruct",
+            model="smollm2-135m",
+            tasks={"train": "tasks.py:train", "val": "tasks.py:val"},
+            agent={"command": ["python", "agent.py"], "limits": {"calls": 8, "sampled_tokens": 2048}},
+            reward={"grade": "grade.py:grade"},
+            algorithm={"group_size": 6, "groups_in_flight": 8},
+            trainer={"steps": 12, "lr": 5e-5},
+        ).dump()
+    )
+    return [row for number, row in enumerate(rows) if number < 60 or row["differs"]]
+
+
+def sandbox(row: dict[str, Any], number: int) -> dict[str, Any]:
+    return {
+        "rollout_id": row["id"],
+        "task_id": row["task_id"],
+        "split": row["split"],
+        "state": row["state"],
+        "attempt": row["attempt"],
+        "begun": row["started_at"],
+        "pid": 5000 + number if row["state"] != "starting" else None,
+        "container": None,
+        "workdir": None,
+        "backend": "local",
+        "age_s": NOW - row["started_at"],
+        "leaked": False,
+        "processes": 1 + number % 2,
+        "cpu_s": 0.4 * number,
+        "memory": (30 + 7 * number) * 2**20,
+    }
+
+
+def leaked(rollout_id: str) -> dict[str, Any]:
+    row = rollout(1, "running", random.Random(1), id=rollout_id)
+    return {
+        **sandbox(row, 3),
+        "task_id": "",
+        "split": "",
+        "state": "leaked",
+        "attempt": 0,
+        "leaked": True,
+        "age_s": 820.0,
+    }
+
+
+def tokens() -> list[dict[str, Any]]:
+    """Two samples, the second shorter, as `GET /api/rollouts/{id}/tokens` gives them."""
+    prompt = ["<|im_start|>", "user", "\n", "Write", " one", " sentence", " with", " the", " word", " lantern", ".",
+              "<|im_end|>", "\n", "<|im_start|>", "assistant", "\n"]  # fmt: skip
+    reply = ["The", " lantern", " glows", " soft", "ly", " in", " the", " harbor", " night", ".", "<|im_end|>"]
+    values = [-0.02, -1.2, -0.4, -2.9, -0.01, -0.6, -0.1, -1.7, -0.9, -0.03, -0.2]
+    samples = []
+    for start, call in ((0, 101), (4, 102)):
+        said, scores = reply[start:], values[start:]
+        texts = [*prompt, *said]
+        blank = [0] * len(prompt)
+        samples.append(
+            {
+                "calls": [[call, 1]],
+                "ids": list(range(100, 100 + len(texts))),
+                "texts": texts,
+                "mask": [*blank, *[1] * len(said)],
+                "logprobs": [*map(float, blank), *scores],
+                "versions": [*[-1] * len(prompt), *[3 if i < 4 else 4 for i in range(len(said))]],
+                "constrained": [0] * len(texts),
+            }
+        )
+    return samples
 
 
 def empty() -> dict[str, Any]:
@@ -275,9 +452,11 @@ def empty() -> dict[str, Any]:
         "entropy": [],
         "kl": [],
         "checkpoint": None,
+        "phases": [{"phase": "starting", "started_at": NOW - 3, "finished_at": None}],
         "log": events,
     }
-    return {"status": scene["status"], "rollouts": [], "details": {}, "events": events}
+    nothing = {"rollouts": [], "details": {}, "steps": [], "sandboxes": [], "tokens": []}
+    return {**scene, "status": scene["status"], "events": events, **nothing}
 
 
 def with_gpu(scene: dict[str, Any]) -> dict[str, Any]:
@@ -288,6 +467,10 @@ def with_gpu(scene: dict[str, Any]) -> dict[str, Any]:
             "mem_used": 61 * GIB,
             "mem_total": 80 * GIB,
             "power_w": 312.0,
+            "processes": [
+                {"pid": 4250, "name": "model worker", "mem": 58 * GIB},
+                {"pid": 990, "name": "jupyter-lab", "mem": 2 * GIB},
+            ],
             "temp_c": 61,
         }
     ]
@@ -306,11 +489,13 @@ def detail(row: dict[str, Any]) -> dict[str, Any]:
             {
                 "id": 100 + number,
                 "parent_id": None,
+                "matched_id": None,
                 "fork_cause": "first" if number == 1 else "new_thread",
                 "dialect": "chat",
                 "prompt_tokens": 58 if number == 1 else 79,
                 "sampled_tokens": 17 if number == 1 else 10,
                 "versions": [[row["policy_version_min"] or 0, 10]],
+                "constrained": False,
                 "finish_reason": "stop",
                 "status": "ok",
                 "error": "",
@@ -321,17 +506,32 @@ def detail(row: dict[str, Any]) -> dict[str, Any]:
                 "finished_at": row["started_at"] + 2 * number + 1.7,
                 "messages": messages,
                 "reply": {"role": "assistant", "content": reply},
+                "fork_diff": None,
             }
         )
     log = "task kw-lantern-4\ndraft: 14 words, wants at most 12\nrevising (fresh)\naccepted\n" if row["calls"] else ""
     return {
         **row,
         "task": {"id": row["task_id"], "public": {"kind": "keyword"}, "hidden": {}},
-        "states": [],
+        "states": states(row),
         "call_rows": calls,
         "sample_rows": [],
+        "judge_calls": [],
         "log_tail": log,
     }
+
+
+def states(row: dict[str, Any]) -> list[dict[str, Any]]:
+    """What a rollout went through on its way to its state."""
+    way = [("queued", row["created_at"]), ("starting", row["started_at"]), ("running", (row["started_at"] or 0) + 0.4)]
+    if row["finished_at"]:
+        way += [("grading", row["finished_at"] - 1), (row["state"], row["finished_at"])]
+    cause = {row["state"]: row["cause"]}
+    return [
+        {"attempt": row["attempt"] if at else 0, "state": state, "cause": cause.get(state, ""), "at": at}
+        for state, at in way
+        if (at is not None and row["attempt"]) or state == "queued"
+    ]
 
 
 SCENES = {"running": running, "empty": empty, "gpu": lambda: with_gpu(running())}

@@ -128,6 +128,12 @@ class MiniRun:
             command, capture_output=True, text=True, env=self.environment, cwd=self.folder, timeout=timeout
         )
 
+    def json(self, *arguments: str) -> Any:
+        """What another aglite command on this run answers with `--json`."""
+        done = self.aglite(*arguments, "--json")
+        assert done.returncode == 0, done.stderr
+        return json.loads(done.stdout)
+
     def store(self) -> Store:
         return Store.open(self.run_dir.db, readonly=True)
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import anthropic
 import openai
 import uvicorn
 
@@ -26,10 +27,13 @@ class Stage:
     """Everything of a test's gateway."""
 
     gateway: Gateway
-    engine: ScriptedEngine
+    engine: Any
     store: Store
     renderer: ChatRenderer
     url: str
+    clients: list[Any] = field(default_factory=list)
+    """Kept to the end, and closed then: one that is collected as garbage closes its sockets, and some time later what
+    it takes for them, which may be somebody else's by then."""
 
     async def session(self, rollout_id: str = "r-1", **options: Any) -> Session:
         """Let in a rollout that the store knows."""
@@ -44,7 +48,17 @@ class Stage:
 
     def client(self, session: Session, **options: Any) -> openai.AsyncOpenAI:
         options.setdefault("max_retries", 0)
-        return openai.AsyncOpenAI(base_url=f"{self.url}{session.path}/v1", api_key=session.token, **options)
+        return self._kept(openai.AsyncOpenAI, base_url=f"{self.url}{session.path}/v1", api_key=session.token, **options)
+
+    def anthropic(self, session: Session, **options: Any) -> anthropic.AsyncAnthropic:
+        options.setdefault("max_retries", 0)
+        return self._kept(
+            anthropic.AsyncAnthropic, base_url=f"{self.url}{session.path}", api_key=session.token, **options
+        )
+
+    def _kept(self, kind: Any, **options: Any) -> Any:
+        self.clients.append(kind(**options))
+        return self.clients[-1]
 
     def calls(self, session: Session) -> list[Any]:
         return self.store.calls(session.rollout_id, session.attempt)
@@ -52,9 +66,11 @@ class Stage:
 
 @contextlib.asynccontextmanager
 async def running(
-    folder: Path, renderer: ChatRenderer, *, context_length: int = 4096, **settings: Any
+    folder: Path, renderer: Any, *, context_length: int = 4096, engine: Any = None, **settings: Any
 ) -> AsyncIterator[Stage]:
-    engine = ScriptedEngine(renderer.tokenizer, {}, context_length=context_length)
+    """`engine`: another one than the scripted."""
+    if engine is None:
+        engine = ScriptedEngine(renderer.tokenizer, {}, context_length=context_length)
     store = Store.open(folder / "aglite.db")
     gateway = Gateway(
         engine,
@@ -70,9 +86,12 @@ async def running(
     while not server.started:  # noqa: ASYNC110 (uvicorn has no event for it)
         await asyncio.sleep(0.005)
     port = server.servers[0].sockets[0].getsockname()[1]
+    stage = Stage(gateway, engine, store, renderer, f"http://127.0.0.1:{port}")
     try:
-        yield Stage(gateway, engine, store, renderer, f"http://127.0.0.1:{port}")
+        yield stage
     finally:
+        for client in stage.clients:
+            await client.close()
         gateway.gate.open()
         await gateway.stop()
         server.should_exit = True

@@ -27,6 +27,21 @@ CORPUS = [
 ]
 
 
+def random_llama(folder: Path) -> Path:
+    """A tiny Llama with random weights whose choices are far from even, its tokenizer and all."""
+    import torch
+    import transformers
+
+    shape = {"hidden_size": 256, "intermediate_size": 256, "num_attention_heads": 4, "num_key_value_heads": 2}
+    tiny_model(folder, config=shape)
+    torch.manual_seed(0)
+    made = transformers.AutoModelForCausalLM.from_config(transformers.AutoConfig.from_pretrained(folder))
+    with torch.no_grad():
+        made.lm_head.weight.mul_(8)
+    made.save_pretrained(folder)
+    return folder
+
+
 def tiny_model(
     folder: Path,
     *,

@@ -122,6 +122,15 @@ async def test_memory_over_the_limit_fails_the_agent_only(tmp_path):
         assert outcome.cause == "memory: limit 200 MB; code 1: MemoryError"
 
 
+async def test_the_supervisors_own_memory_is_not_the_agents(tmp_path):
+    """A child begins as a copy of its parent; its peak as the kernel gives it may be the parent's."""
+    ballast = bytearray(os.urandom(1 << 20)) * 300
+    async with Bench(tmp_path, "raise SystemExit(3)", limits={"memory_mb": 250}) as bench:
+        outcome = await bench.run()
+        assert outcome.cause.startswith("exit: code 3")
+    del ballast
+
+
 async def test_address_space_that_is_only_reserved_is_no_memory(tmp_path):
     agent = "import mmap; mmap.mmap(-1, 4 << 30, prot=0)"
     async with Bench(tmp_path, agent, limits={"memory_mb": 200}) as bench:
@@ -188,9 +197,11 @@ async def test_a_shell_agent_and_its_interpreter(tmp_path):
 
 async def test_a_hundred_rollouts_through_16_slots_leave_nothing(tmp_path):
     agent = """
-        import os, subprocess, sys
+        import os, subprocess, sys, time
         n = int(os.environ["N"])
-        if n % 10 == 0: subprocess.Popen(["setsid", "sleep", "100"])
+        if n % 10 == 0:
+            child = subprocess.Popen(["setsid", "sleep", "100"])
+            while os.getsid(child.pid) == os.getsid(0): time.sleep(0.01)
         if n % 10 == 1: subprocess.Popen(["sleep", "100"])
         sys.exit(n % 10 == 2)
     """

@@ -84,10 +84,14 @@ async def test_the_traceback_of_a_grader_is_in_the_log(tmp_path):
 
 async def test_a_grader_that_fails_once_is_tried_again(tmp_path):
     grade = """
+        from pathlib import Path
+        TRIED = Path(__file__).with_name("tried")
         def grade(task, rollout, workdir):
-            if (workdir / "tried").exists():
+            assert not (workdir / "spoilt").exists(), "each try has a copy of its own"
+            (workdir / "spoilt").touch()
+            if TRIED.exists():
                 return 1
-            (workdir / "tried").touch()
+            TRIED.touch()
             raise OSError("busy")
     """
     outcome, _ = await graded(tmp_path, grade)

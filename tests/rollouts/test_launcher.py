@@ -6,11 +6,13 @@ import os
 import resource
 import subprocess
 import time
+from types import SimpleNamespace
 
 import pytest
 from bench import Bench, until
 
 from aglite.errors import RecipeError
+from aglite.rollouts import process
 
 
 async def test_an_agent_that_exits_with_0_is_done_and_graded(tmp_path):
@@ -27,6 +29,28 @@ async def test_an_agent_that_exits_with_1_failed_but_is_graded(tmp_path):
     async with Bench(tmp_path, "raise SystemExit('no luck')") as bench:
         outcome = await bench.run()
         assert (outcome.state, outcome.cause, outcome.reward) == ("failed", "exit: code 1: no luck", 0.25)
+
+
+@pytest.mark.parametrize("misread", [0.98, 1.0, 1.02])
+async def test_what_the_supervisor_itself_uses_is_not_the_agents(tmp_path, monkeypatch, misread):
+    """The kernel keeps our peak as that of a child, and reads it a little differently every time."""
+
+    def roughly(who, read=resource.getrusage):
+        usage = read(who)
+        return SimpleNamespace(ru_maxrss=int(usage.ru_maxrss * misread))
+
+    own_mb = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
+    monkeypatch.setattr(process.resource, "getrusage", roughly)
+    async with Bench(tmp_path, "raise SystemExit('no luck')", limits={"memory_mb": own_mb}) as bench:
+        assert (await bench.run()).cause == "exit: code 1: no luck"
+
+
+async def test_an_agent_that_used_what_it_may_failed_for_memory(tmp_path):
+    own_mb = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    limit_mb = int(1.5 * own_mb) + 256
+    agent = f"held = b'x' * ({int(0.92 * limit_mb)} << 20)\nraise SystemExit('no luck')"
+    async with Bench(tmp_path, agent, limits={"memory_mb": limit_mb}) as bench:
+        assert (await bench.run()).cause == f"memory: limit {limit_mb} MB; code 1: no luck"
 
 
 async def test_on_failure_zero_scores_a_failure_without_looking(tmp_path):

@@ -142,3 +142,11 @@ async def test_kill_in_the_middle_of_a_call(tmp_path, stage):
         assert (await task).state == "cancelled"
         assert stage.gateway.gate.held == 0
         assert len(stage.gateway.sessions) == 0
+
+
+@pytest.mark.parametrize(("text", "flags", "reward"), [("git log", ["read_git"], 0.0), ("git diff", [], 1.0)])
+async def test_what_the_model_asks_of_git_is_flagged(tmp_path, stage, text, flags, reward):
+    stage.engine.script = {"replies": [{"text": text}]}
+    async with bench_on(stage, tmp_path, "ask('one')", reward={"on_flag": {"read_git": "zero"}}) as bench:
+        outcome = await bench.run()
+        assert (outcome.state, outcome.flags, outcome.reward) == ("done", flags, reward)

@@ -14,7 +14,7 @@ from bench import is_running, until
 from aglite.rollouts import reap_child
 from aglite.rollouts.reaper import MARK, Reaper
 
-STAND_IN = Path(__file__).with_name("supervisor_stand_in.py")
+STAND_IN = Path(__file__).parents[1] / "helpers" / "supervisor_stand_in.py"
 
 
 def marked(folder: Path) -> list[int]:
@@ -30,7 +30,8 @@ async def stand_in(tmp_path):
     try:
         await until(lambda: (tmp_path / "ready").exists() and (tmp_path / "ready").read_text(), 30)
         worker, reaper = map(int, (tmp_path / "ready").read_text().split())
-        assert len(marked(tmp_path)) == 3 * 5 and is_running(worker)
+        await until(lambda: len(marked(tmp_path)) == 3 * 5)  # one more of each agent is about to hide
+        assert is_running(worker)
         yield process, worker, reaper
     finally:
         process.kill()

@@ -68,7 +68,7 @@ def shared_store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Store]:
 numbers = itertools.count()
 
 
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=120)
 @given(forest=conversation_forest())
 def test_any_conversation_forest_is_rebuilt_exactly(shared_store: Store, forest: list[dict[str, Any]]) -> None:
     store, name = shared_store, f"r-{next(numbers)}"
@@ -150,6 +150,7 @@ async def test_every_field_of_a_call_is_kept(store: Store) -> None:
             "response_ids",
             "logprobs",
             "versions",
+            "constrained",
             "finish_reason",
             "status",
             "started_at",
@@ -279,7 +280,9 @@ async def test_tokens_cost_at_most_ten_bytes_on_disk(tmp_path: Path) -> None:
 async def test_samples_are_rebuilt_from_their_calls(store: Store) -> None:
     await a_rollout(store)
     a = await store.add_call(a_call(prompt=[1, 2], response=[3, 4], logprobs=[-1, -2], versions=[[0, 1], [1, 1]]))
-    b = await store.add_call(a_call(prompt=[5], response=[6], base_id=a, base_len=4, versions=[[1, 1]]))
+    b = await store.add_call(
+        a_call(prompt=[5], response=[6], base_id=a, base_len=4, versions=[[1, 1]], constrained=True)
+    )
     c = await store.add_call(a_call(prompt=[7], response=[8], base_id=a, base_len=4, versions=[[2, 1]]))
     paths = [[(a, True), (b, True)], [(a, False), (c, True)]]
     await store.add_samples(
@@ -291,6 +294,7 @@ async def test_samples_are_rebuilt_from_their_calls(store: Store) -> None:
         "loss_mask": [0, 0, 1, 1, 0, 1],
         "logprobs": [0, 0, -1, -2, 0, -0.5],
         "versions": [-1, -1, 0, 1, -1, 1],
+        "constrained": [0, 0, 0, 0, 0, 1],
         "calls": [[a, 1], [b, 1]],
         "advantage": 0.5,
         "weight": 0.25,

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import sqlite3
+import tempfile
 from pathlib import Path
 
 import pytest
 
 from aglite.errors import StoreError
 from aglite.store import Store, db
+from aglite.store.old import readable
 
 
 def make_migrations(folder: Path, *more: str) -> Path:
@@ -163,3 +166,37 @@ def test_check_finds_a_damaged_file(tmp_path: Path) -> None:
     with pytest.raises(StoreError, match="damaged"):
         damaged.tasks("train")
     damaged.close()
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can become somebody who may not write")
+@pytest.mark.parametrize("scripts", [2, None])
+def test_an_archive_that_nobody_can_write_to_is_read(tmp_path: Path, scripts: int | None) -> None:
+    """Of this aglite and of an older one."""
+    migrations = tmp_path / "migrations"
+    migrations.mkdir()
+    for script in sorted(db.MIGRATIONS.glob("*.sql"))[:scripts]:
+        (migrations / script.name).write_text(script.read_text())
+    with tempfile.TemporaryDirectory() as folder:  # one that others may enter, all the way
+        path = Path(folder) / "aglite.db"
+        writer = db.open_writer(path, migrations)
+        writer.execute("INSERT INTO meta VALUES ('manifest', '7')")
+        writer.close()
+        path.chmod(0o644)
+        Path(folder).chmod(0o555)
+        child = os.fork()
+        if child == 0:
+            try:
+                os.setuid(65534)
+                with readable(path) as store:
+                    os._exit(store.meta("manifest"))
+            finally:
+                os._exit(1)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+        assert os.listdir(folder) == ["aglite.db"]
+
+
+def test_an_empty_file_is_no_older_run(tmp_path: Path) -> None:
+    path = tmp_path / "aglite.db"
+    path.touch()
+    with pytest.raises(StoreError, match="schema version 0"), readable(path):
+        pass

@@ -77,7 +77,11 @@ async def test_times_given_hold_and_a_new_attempt_is_unfinished_again(store: Sto
     row = store.rollout("r-1")
     assert (row["started_at"], row["finished_at"]) == (5.0, 7.0)
     await store.set_rollout_state("r-1", "queued")
-    assert store.rollout("r-1")["finished_at"] is None
+    row = store.rollout("r-1")
+    assert (row["started_at"], row["finished_at"]) == (None, None)
+    before = time.time()
+    await store.set_rollout_state("r-1", "starting", attempt=2)
+    assert store.rollout("r-1")["started_at"] >= before
 
 
 async def test_what_training_made_of_a_rollout_shows(store: Store) -> None:

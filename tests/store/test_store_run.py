@@ -50,7 +50,7 @@ async def test_evaluations_and_checkpoints(store: Store) -> None:
     await store.add_checkpoint(6, 6, "checkpoints/step-6")
     await store.add_checkpoint(6, 6, "checkpoints/step-6")
     assert [row["state"] for row in store.checkpoints()] == ["removed", "removed", "kept"], "one folder, one checkpoint"
-    with pytest.raises(StoreError, match="none of 9"):
+    with pytest.raises(StoreError, match="no checkpoint of step 9"):
         await store.set_checkpoint_state(9, "removed")
 
 
@@ -83,7 +83,7 @@ async def test_version_numbers_are_never_used_again(store: Store) -> None:
     for step in (1, 2, 3):
         version = store.next_version()
         assert version == step
-        await store.add_policy_version(version, step)
+        await store.add_step(step, version, "applied", {}, 0, 1)
     await store.roll_back(1)
     assert store.next_version() == 4
     await a_rollout(store)

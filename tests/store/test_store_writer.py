@@ -121,6 +121,33 @@ async def test_writing_goes_on_after_the_file_was_full(tmp_path: Path) -> None:
     writer.close()
 
 
+async def test_writes_wait_for_room_if_they_are_to(tmp_path: Path) -> None:
+    connection = sqlite3.connect(tmp_path / "full.db", isolation_level=None, check_same_thread=False)
+    connection.execute("PRAGMA journal_mode = WAL")
+    connection.execute("CREATE TABLE blobs (body BLOB)")
+    connection.execute("PRAGMA max_page_count = 20")
+    writer = Writer(connection, tmp_path / "full.db")
+    said: list[bool] = []
+    writer.wait_when_full(said.append)
+
+    def put(size: int):
+        return lambda db: db.execute("INSERT INTO blobs VALUES (zeroblob(?))", (size,)).lastrowid
+
+    await writer.write(put(100))
+    waiting = [asyncio.create_task(writer.write(put(size))) for size in (10**6, 200)]
+    await asyncio.sleep(1.2)
+    assert said == [True] and not any(task.done() for task in waiting), "the later one waits its turn"
+    connection.execute("PRAGMA max_page_count = 100000")
+    assert await asyncio.gather(*waiting) == [2, 3] and said == [True, False]
+    connection.execute("PRAGMA max_page_count = 20")
+    waiting = [asyncio.create_task(writer.write(put(size))) for size in (10**6, 10**6)]
+    await asyncio.sleep(0.1)
+    writer.stop_waiting()
+    results = await asyncio.gather(*waiting, return_exceptions=True)
+    assert all(isinstance(result, StoreError) and "disk is full" in str(result) for result in results)
+    writer.close()
+
+
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
     """A file system of 2 MB."""

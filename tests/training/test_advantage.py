@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aglite.training.advantage import advantages, token_weights, update_baseline
+from aglite.training.advantage import advantages, advantages_over_samples, token_weights, update_baseline
 
 rewards = st.floats(-1e3, 1e3, allow_nan=False)
 groups = st.lists(st.lists(rewards, min_size=1, max_size=8), max_size=4)
@@ -173,3 +173,18 @@ def test_but_it_does_with_sample_normalisation() -> None:
     whole: Any = [[[1.0, 1.0, 1.0, 5.0]], [[0.0]]]
     split: Any = [[[1.0, 1.0, 1.0], [5.0]], [[0.0]]]
     assert loss("sample", whole) != pytest.approx(loss("sample", split))
+
+
+def test_over_samples_a_rollout_counts_as_often_as_it_fell_into_samples() -> None:
+    # rewards 1, 0, 0 with 1, 3 and no samples: the samples' rewards are 1, 0, 0, 0
+    (found,) = advantages_over_samples("dr_grpo", [[1.0, 0.0, 0.0]], [[1, 3, 0]])
+    assert found == [0.75, -0.25, 0.0]
+    (found,) = advantages_over_samples("grpo", [[1.0, 0.0]], [[1, 3]])
+    assert found == pytest.approx([0.75 / 0.5, -0.25 / 0.5], abs=1e-5)
+    assert advantages_over_samples("reinforce", [[1.0, 0.0], [0.5]], [[2, 0], [1]], 0.25) == [[0.75, 0.0], [0.25]]
+
+
+@given(st.lists(st.lists(rewards, min_size=2, max_size=8), max_size=4), st.sampled_from(["grpo", "dr_grpo", "rloo"]))
+def test_over_samples_is_over_rollouts_when_each_is_one_sample(given_groups: list[list[float]], name: str) -> None:
+    ones = [[1] * len(group) for group in given_groups]
+    assert advantages_over_samples(name, given_groups, ones) == advantages(name, given_groups)

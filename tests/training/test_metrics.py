@@ -20,7 +20,8 @@ def sample(versions: list[int], calls: list[tuple[int, bool]] | None = None) -> 
     """-1 marks a token without loss."""
     mask = array("b", [int(version >= 0) for version in versions])
     n = len(versions)
-    return Sample(array("i", range(n)), mask, array("f", [0.0] * n), array("i", versions), calls or [(1, True)])
+    logprobs, free = array("f", [0.0] * n), array("b", [0] * n)
+    return Sample(array("i", range(n)), mask, logprobs, array("i", versions), free, calls or [(1, True)])
 
 
 @given(st.integers(1, 8).flatmap(lambda n: st.tuples(st.just(n), st.integers(0, n), st.integers(1, n))))

@@ -26,6 +26,7 @@ class ACall:
     versions: list[list[int]] = field(default_factory=list)
     delivered: bool = True
     retry_of: int | None = None
+    constrained: bool = False
 
     def __post_init__(self) -> None:
         n = len(self.response_ids)
@@ -49,7 +50,8 @@ def traffic(draw: Any) -> list[ACall]:
         prompt = prompt + draw(st.lists(token, max_size=3))
         response = draw(st.lists(token, min_size=1, max_size=3))
         cut = draw(st.integers(0, len(response)))
-        calls.append(ACall(100 + index, prompt, response, versions=[[index, cut], [index + 1, len(response) - cut]]))
+        spans = [[index, cut], [index + 1, len(response) - cut]]
+        calls.append(ACall(100 + index, prompt, response, versions=spans, constrained=draw(st.booleans())))
     return calls
 
 
@@ -93,7 +95,7 @@ def slow_samples(calls: list[ACall]) -> list[dict[str, list]]:
     return samples
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=400)
 @given(calls=traffic())
 @example(calls=[ACall(1, [0], [1]), ACall(2, [0], [1]), ACall(3, [0, 1, 0], [1])])
 def test_the_forest_is_that_of_the_obvious_implementation(calls: list[ACall]) -> None:
@@ -109,7 +111,7 @@ def test_the_forest_is_that_of_the_obvious_implementation(calls: list[ACall]) ->
         assert sample.calls == wanted["calls"]
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(calls=traffic())
 def test_every_sampled_token_is_trained_exactly_once(calls: list[ACall]) -> None:
     samples = build_samples(calls)
@@ -123,6 +125,9 @@ def test_every_sampled_token_is_trained_exactly_once(calls: list[ACall]) -> None
             start, stop = len(call.prompt_ids), len(call.prompt_ids) + len(call.response_ids)
             assert sample.input_ids[start:stop].tolist() == call.response_ids
             assert sample.loss_mask[start:stop].tolist() == [int(here)] * len(call.response_ids)
+            held = here and call.constrained
+            assert sample.constrained[start:stop].tolist() == [int(held)] * len(call.response_ids)
+        assert all(kept or not held for kept, held in zip(sample.loss_mask, sample.constrained, strict=True))
         assert sample.trained_tokens > 0
         assert sample.oldest_version == min(
             v for v, kept in zip(sample.versions, sample.loss_mask, strict=True) if kept

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from aglite.errors import AgliteError
-from aglite.training.schedule import plan_micro_batches, split_mini_batches
+from aglite.training.schedule import learning_rate, plan_micro_batches, split_mini_batches
 
 lengths_and_budget = st.integers(1, 300).flatmap(
     lambda budget: st.tuples(st.lists(st.integers(1, budget), max_size=40), st.just(budget))
@@ -83,3 +83,28 @@ def test_mini_batches_are_whole_rollouts_of_equal_number(rollouts: list[int], n:
     assert len(batches) == min(n, len(rollouts))
     sizes = [len(batch) for batch in batches]
     assert not sizes or (min(sizes) >= 1 and max(sizes) - min(sizes) <= 1)
+
+
+def rates(schedule: str, steps: int = 6, warmup_steps: int = 2) -> list[float]:
+    return [
+        learning_rate(3.0, step, steps=steps, warmup_steps=warmup_steps, schedule=schedule) for step in range(steps)
+    ]
+
+
+def test_known_learning_rates() -> None:
+    assert rates("constant") == pytest.approx([1, 2, 3, 3, 3, 3])
+    assert rates("linear") == pytest.approx([1, 2, 3, 2.25, 1.5, 0.75])
+    half = 0.5**0.5
+    assert rates("cosine") == pytest.approx([1, 2, 3, 1.5 * (1 + half), 1.5, 1.5 * (1 - half)])
+    assert rates("linear", steps=3, warmup_steps=0) == pytest.approx([3, 2, 1])
+    with pytest.raises(ValueError, match="'cosin'"):
+        rates("cosin")
+
+
+@given(st.sampled_from(["constant", "linear", "cosine"]), st.integers(1, 60), st.integers(0, 59))
+def test_the_learning_rate_rises_then_never_rises_again_and_is_never_0(schedule: str, steps: int, warmup: int) -> None:
+    found = rates(schedule, steps, warmup)
+    top = min(warmup, steps - 1)
+    assert all(0 < rate <= 3 for rate in found)
+    assert found[: top + 1] == sorted(found[: top + 1]) and found[top:] == sorted(found[top:], reverse=True)
+    assert warmup >= steps or found[top] == 3

@@ -80,8 +80,11 @@ def test_from_start_to_stop(run: MiniRun, terminal: Terminal) -> None:
     terminal.wait_for("paused", "r resume")
     terminal.type("r")
     terminal.wait_for("p pause")
+    for key, words in (("3", "applied"), ("4", "sandboxes"), ("5", "events"), ("6", "agent.command"), ("2", "⏎ open")):
+        terminal.type(key)
+        terminal.wait_for(words)
     terminal.type("Enter")
-    terminal.wait_for("esc back", "calls", "agent's output")
+    terminal.wait_for("esc back", "calls", "messages")
     terminal.type("Escape")
     terminal.wait_for("⏎ open")
     terminal.type("d")
@@ -89,8 +92,18 @@ def test_from_start_to_stop(run: MiniRun, terminal: Terminal) -> None:
     assert ControlClient(run.run_dir).status()["phase"] != "stopped"
 
     terminal.resize(200, 50)
+    terminal.type(f"clear; {aglite} attach --readonly", "Enter")
+    screen = terminal.wait_for("─ reward ─", "─ engine ─", "─ events ", "only looking")
+    assert "p pause" not in screen
+    terminal.type("q")  # without a question: nothing can be stopped from here
+    terminal.wait_for("The run goes on.")
+
     terminal.type(f"clear; {aglite} attach", "Enter")
-    terminal.wait_for("─ reward ─", "─ engine ─", "─ events ─")
+    terminal.wait_for("─ reward ─", "● live")
+    terminal.type("c")
+    terminal.wait_for("How many rollouts at once?")
+    terminal.type("BSpace", "3", "Enter")  # in one go, as over SSH
+    terminal.wait_for("3 at once ─")
     terminal.type("q")
     terminal.wait_for("Leave aglite?")
     terminal.type("s")
@@ -101,3 +114,18 @@ def test_from_start_to_stop(run: MiniRun, terminal: Terminal) -> None:
     terminal.wait_for("■ not running", "Stopped after step")
     terminal.type("q")
     terminal.wait_for("Stopped after step", "\n$")
+
+
+def test_it_is_there_again_when_the_run_is(run: MiniRun, terminal: Terminal) -> None:
+    """A terminal that stays open sees the end of a supervisor and finds the next one."""
+    aglite = f"{sys.executable} -m aglite"
+    terminal.type(f"{aglite} up recipe --detach && {aglite} attach", "Enter")
+    terminal.wait_for("● live")
+    run.aglite("down", "--dir", str(run.run_dir.path))
+    terminal.wait_for("■ not running", "Stopped after step")
+    run.aglite("up", "recipe", "--detach", "--dir", str(run.run_dir.path))
+    terminal.wait_for("● live", "● running")
+    terminal.type("s")
+    terminal.wait_for("Stop after this step?")
+    terminal.type("y")
+    terminal.wait_for("■ not running", "Stopped after step")

@@ -10,10 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from aglite.tui.feed import Snapshot
-from aglite.tui.plot import Canvas, nice_range
+from aglite.tui.plot import Canvas, labels, stops, ticks
 from aglite.tui.rows import KEPT, PAGE, Rows
 from aglite.tui.widgets.notice import notice
-from aglite.tui.widgets.rollouts import fit
+from aglite.tui.widgets.table import fit
 
 
 def test_what_runs_comes_first_then_the_latest_finished_then_the_queue() -> None:
@@ -67,10 +67,35 @@ def test_points_land_where_their_values_say() -> None:
 
 
 @pytest.mark.parametrize(
-    ("values", "expected"), [([0.2, 0.9], (0.0, 1.0)), ([3, 3], (2.0, 4.0)), ([-3, 14], (-10.0, 20.0))]
+    ("values", "most", "expected"),
+    [
+        ([0.2, 0.9], 6, ["0.0", "0.2", "0.4", "0.6", "0.8", "1.0"]),
+        ([0.2, 0.9], 2, ["0", "1"]),
+        ([3, 3], 4, ["0", "1", "2", "3"]),
+        ([0, 0], 3, ["0.0", "0.5", "1.0"]),
+        ([-2, -2], 3, ["-2", "-1", "0"]),
+        ([-3, 14], 5, ["-5", "0", "5", "10", "15"]),
+        ([1.2e-4, 6e-4], 4, ["0", "2e-4", "4e-4", "6e-4"]),
+        ([1.2, 1.9], 3, ["1.0", "1.5", "2.0"]),
+        ([250_000, 1_900_000], 3, ["0", "1e6", "2e6"]),
+        ([5e-324, 0], 9, ["0.0", "0.2", "0.4", "0.6", "0.8", "1.0"]),
+    ],
 )
-def test_axes_end_on_round_numbers(values: list[float], expected: tuple[float, float]) -> None:
-    assert nice_range(values) == expected
+def test_axes_end_on_round_numbers(values: list[float], most: int, expected: list[str]) -> None:
+    assert labels(ticks(values, most)) == expected
+
+
+@given(st.lists(st.floats(-1e9, 1e9), min_size=1), st.integers(0, 30))
+def test_an_axis_spans_its_values(values: list[float], most: int) -> None:
+    marks = ticks(values, most)
+    slack = 1e-6 * (marks[-1] - marks[0])
+    assert marks[0] - slack <= min(values) and max(values) <= marks[-1] + slack
+    assert 2 <= len(marks) <= max(most, 2) + 1 and len(labels(marks)) == len(marks)
+
+
+def test_steps_are_named_at_round_numbers() -> None:
+    assert stops(12, 3) == [0, 5, 10] and stops(12, 100) == list(range(13)) and stops(1000, 1) == [0]
+    assert stops(0, 4) == [0]
 
 
 def test_notices() -> None:
@@ -78,6 +103,10 @@ def test_notices() -> None:
     assert notice(Snapshot("live", status, [])) == ("", "")
     text, level = notice(Snapshot("ended", {**status, "message": "model 'x' is not there\n  -> fetch it"}, []))
     assert (text, level) == ("Failed: model 'x' is not there -> fetch it", "error")
+    said = {"kind": "run", "level": "error", "text": "the disk is gone\n  | x", "data": {"mend": "put it back"}}
+    failed = {**status, "message": "the disk is gone", "log": [*status["log"], said]}
+    assert notice(Snapshot("ended", failed, []))[0] == "Failed: the disk is gone → put it back"
+    assert notice(Snapshot("ended", {**failed, "message": "another"}, []))[0] == "Failed: another"
     assert notice(Snapshot("ended", {**status, "step": 12}, []))[1] == "good"
     assert notice(Snapshot("died", status, []))[1] == "error"
 

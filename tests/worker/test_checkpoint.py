@@ -10,7 +10,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from aglite.errors import AgliteError  # noqa: E402
+from aglite.errors import AgliteError, DiskFullError  # noqa: E402
 from aglite.worker import checkpoint  # noqa: E402
 
 
@@ -55,7 +55,7 @@ def test_a_write_that_fails_leaves_the_old_ones_alone(tiny_model, tmp_path, limi
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (limit, hard))
     try:
-        with pytest.raises(AgliteError, match="nothing was written") as caught:
+        with pytest.raises(DiskFullError, match="nothing was written") as caught:
             save(tmp_path / "step-4", tiny_model, 4, size=60_000)
         assert "disk space" in caught.value.mend
         with pytest.raises(AgliteError):

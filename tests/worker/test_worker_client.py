@@ -174,3 +174,27 @@ async def test_closing_a_generation_cancels_it_and_errors_keep_their_kind(tmp_pa
         await client.save("/nowhere", {})
     assert caught.value.mend == "free some" and type(caught.value) is AgliteError
     await client.stop()
+
+
+async def test_silence_is_counted_and_ends(tmp_path):
+    client = client_of(
+        tmp_path,
+        """
+        connection.send({"op": "ready", "info": {}})
+        connection.start()
+        time.sleep(60)
+        """,
+    )
+    await client.start()
+    try:
+        os.kill(client.pid, signal.SIGSTOP)
+        await asyncio.wait_for(_until(lambda: client.silent_s >= 2), 8)
+        os.kill(client.pid, signal.SIGCONT)
+        await asyncio.wait_for(_until(lambda: client.silent_s == 0), 4)
+    finally:
+        await client.stop()
+
+
+async def _until(condition):
+    while not condition():  # noqa: ASYNC110 (it has no event for it)
+        await asyncio.sleep(0.05)

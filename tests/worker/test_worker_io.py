@@ -1,3 +1,8 @@
+import socket
+import subprocess
+import sys
+
+import psutil
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -37,3 +42,27 @@ def test_packed_tokens_are_little_endian_words(ids, logprobs):
 def test_bytes_that_are_no_frame_are_refused(garbage):
     with pytest.raises(EngineError):
         FrameReader().feed(garbage)
+
+
+def test_a_worker_that_leaves_takes_its_own_children_along(tmp_path):
+    script = """
+import subprocess, sys, time
+from aglite.worker.io import Connection
+connection = Connection(sys.argv[1])
+connection.start()
+print(subprocess.Popen(["sleep", "60"], start_new_session=True).pid, flush=True)
+time.sleep(60)
+"""
+    path = str(tmp_path / "socket")
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(path)
+        listener.listen()
+        worker = subprocess.Popen([sys.executable, "-c", script, path], stdout=subprocess.PIPE, text=True)
+        supervisor, _ = listener.accept()
+        child = psutil.Process(int(worker.stdout.readline()))
+        assert child.is_running()
+        supervisor.close()
+    assert worker.wait(30) == 0
+    _, left = psutil.wait_procs([child], timeout=30)
+    assert not left or left[0].status() == psutil.STATUS_ZOMBIE
+    worker.stdout.close()

@@ -1,0 +1,51 @@
+"""`aglite up` on a machine with a small card: refused before anything is loaded, with the plan and what would help."""
+
+import json
+
+from mini_run import MiniRun
+
+NVML = """
+class NVMLError(Exception):
+    pass
+
+def nvmlInit(): pass
+def nvmlShutdown(): pass
+def nvmlDeviceGetHandleByIndex(index): return index
+def nvmlDeviceGetName(handle): return "Toy GPU"
+def nvmlDeviceGetMemoryInfo(handle):
+    return type("Info", (), {"total": GIB * 2**30, "used": 0})
+def nvmlDeviceGetCount(): return 0
+"""
+
+
+class CardRun(MiniRun):
+    """A run whose machine seems to have a card of so many GiB."""
+
+    def __init__(self, folder, gib, **recipe):
+        super().__init__(folder, engine={"kind": "vllm", "context_length": 512}, **recipe)
+        (folder / "pynvml.py").write_text(f"GIB = {gib}\n{NVML}")
+
+    @property
+    def environment(self):
+        found = {**super().environment, "AGLITE_VLLM": "false"}
+        found.pop("CUDA_VISIBLE_DEVICES", None)
+        return {**found, "PYTHONPATH": f"{self.folder}:{found.get('PYTHONPATH', '')}"}
+
+
+def test_what_does_not_fit_is_not_started(tmp_path):
+    run = CardRun(tmp_path, 3, trainer={"tokens_per_micro_batch": 65536})
+    code, output = run.up()
+    assert code == 1, output
+    assert (
+        "memory plan for Toy GPU, 3.0 GiB usable: does not fit: rollout takes 3.7 GiB of 3.0 GiB; training " in output
+    )
+    assert "-> it fits with --set trainer." in output
+    assert not (run.run_dir.logs / "vllm.log").exists() and not (run.run_dir.logs / "worker.log").exists()
+
+
+def test_what_fits_is_said_in_a_line(tmp_path):
+    run = CardRun(tmp_path, 80)
+    code, output = run.up("--json")
+    lines = [json.loads(line) for line in output.splitlines() if line.startswith("{")]
+    assert any("memory plan: " in json.dumps(line) and "(rollout)" in json.dumps(line) for line in lines), output
+    assert code == 1, "the vLLM of this test ends at once"
