@@ -60,7 +60,8 @@ def assert_same(one, two, lr=1e-3, rel=1e-5):
     for key in ("loss", "grad_norm", "entropy"):
         assert one[1][key] == pytest.approx(two[1][key], rel=rel, abs=1e-6), key
     for name, weight in one[2].items():
-        assert (weight - two[2][name]).abs().max() < 0.1 * lr, name
+        # Not each weight: one whose gradient is rounding error alone moves by any part of lr, whichever way.
+        assert (weight - two[2][name]).square().mean().sqrt() < 0.01 * lr, name
 
 
 def test_a_model_wrapped_in_fsdp2_trains_the_same(make_trainer, usual, wrapped, tmp_path):
