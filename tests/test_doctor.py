@@ -5,8 +5,10 @@ from pathlib import Path
 
 import pytest
 from packages import installed
+from typer.testing import CliRunner
 
 from aglite import doctor
+from aglite.cli.app import app
 from aglite.config import load_recipe
 from aglite.doctor import Check
 
@@ -147,6 +149,23 @@ def test_the_command_prints_json(tmp_path):
     done = subprocess.run([sys.executable, "-m", "aglite", "doctor", "--json"], capture_output=True, text=True)
     found = json.loads(done.stdout)
     assert {"name", "status", "detail", "mend"} == set(found[0])
+
+
+@pytest.mark.parametrize(
+    ("options", "named", "mend"),
+    [
+        (["--only", "cuda"], "--only", "add --selftest gpu"),
+        (["--selftest", "gpu", "--set", "trainer.lr=1"], "--set", "name one"),
+        (["--selftest", "gpu", "--gpu-gib", "40"], "--gpu-gib", "leave out one"),
+        (["--set", "trainer.lr=1"], "--set", "name one"),
+    ],
+)
+def test_an_option_that_would_do_nothing_is_refused(options, named, mend, monkeypatch):
+    """Not only the one that was forgotten: nothing is looked at before."""
+    monkeypatch.setattr(doctor, "checks", lambda *_, **__: pytest.fail("it goes on without the option"))
+    done = CliRunner().invoke(app, ["doctor", *options])
+    words = " ".join(done.output.replace("│", " ").split())
+    assert done.exit_code == 2 and named in words and mend in words
 
 
 def test_a_folder_that_cannot_be_written_is_named(tmp_path, monkeypatch):

@@ -274,11 +274,15 @@ def doctor(
     from aglite.doctor import checks
     from aglite.memory_plan.table import table
 
+    if selftest is None and only:
+        raise typer.BadParameter("--only names items of the self-test; add --selftest gpu")
+    if selftest is not None and gpu_gib is not None:
+        raise typer.BadParameter("--gpu-gib plans for any GPU, --selftest tries the one here; leave out one of them")
+    if recipe is None and (gpu_gib is not None or overrides):
+        raise typer.BadParameter("--gpu-gib and --set are about a recipe; name one")
     if selftest is not None:
         model = load_recipe(recipe, overrides or []).model if recipe is not None else "smollm2-135m"
         raise typer.Exit(_selftest(model, only or [], as_json))
-    if recipe is None and (gpu_gib is not None or overrides):
-        raise typer.BadParameter("--gpu-gib and --set are about a recipe; name one")
     found = checks(load_recipe(recipe, overrides or []) if recipe is not None else None, gpu_gib=gpu_gib)
     if as_json:
         typer.echo(json.dumps([check.as_json() for check in found]))
@@ -311,10 +315,11 @@ def _selftest(model: str, only: list[str], as_json: bool) -> int:
     def say(line: str) -> None:
         typer.echo(line, err=True)
 
-    scratch = Path(tempfile.mkdtemp(prefix="aglite-selftest-"))
-    outcomes = run.selftest(resolve_model(model, say), scratch, only=only, on_line=say)
+    items = run.chosen(only)
+    bench = run.Bench(resolve_model(model, say), Path(tempfile.mkdtemp(prefix="aglite-selftest-")))
+    outcomes = run.run_items(items, bench, say)
     typer.echo(json.dumps(run.report(outcomes)) if as_json else "\n".join(run.lines_of(outcomes)))
-    say(f"logs are in {scratch}")
+    say(f"logs are in {bench.scratch}")
     return 1 if any(outcome.status == "fail" for outcome in outcomes) else 0
 
 

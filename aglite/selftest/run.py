@@ -11,10 +11,9 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
-from aglite.errors import AgliteError
+from aglite.errors import RecipeError
 from aglite.memory_plan.card import present_card
 from aglite.selftest.bench import Bench
 from aglite.selftest.items import ITEMS, NAMED, Item, Outcome
@@ -23,21 +22,16 @@ from aglite.versions import findings
 NO_GPU = "there is no NVIDIA GPU here, so there is nothing to test (aglite doctor says what is here)"
 
 
-def selftest(
-    model: Path, scratch: Path, *, only: Iterable[str] = (), device: str = "cuda", on_line: Callable[[str], None]
-) -> list[Outcome]:
-    """Run the items named in `only`, or all. Logs are kept in `scratch`. Raises AgliteError for an unknown name."""
-    unknown = [name for name in only if name not in NAMED]
-    if unknown:
-        raise AgliteError(f"the self-test has no item {unknown[0]!r}", f"it has {', '.join(NAMED)}")
-    scratch.mkdir(parents=True, exist_ok=True)
+def chosen(only: Iterable[str] = ()) -> list[Item]:
+    """The items named in `only`, or all. Raises RecipeError for an unknown name."""
     wanted = set(only)
-    return run_items(
-        [item for item in ITEMS if not wanted or item.name in wanted], Bench(model, scratch, device), on_line
-    )
+    if unknown := sorted(wanted - NAMED.keys()):
+        raise RecipeError(f"--only: the self-test has no item {unknown[0]!r}", f"it has {', '.join(NAMED)}")
+    return [item for item in ITEMS if not wanted or item.name in wanted]
 
 
 def run_items(items: Sequence[Item], bench: Bench, on_line: Callable[[str], None]) -> list[Outcome]:
+    """Run them in their order. Logs are kept in the bench's scratch folder."""
     outcomes = []
     for place, item in enumerate(items, 1):
         on_line(f"[{place}/{len(items)}] {item.name}: {item.about}")

@@ -11,7 +11,7 @@ import psutil
 import pytest
 from tiny import tiny_model
 
-from aglite.errors import AgliteError
+from aglite.errors import AgliteError, RecipeError
 from aglite.selftest import run, vllm_items
 from aglite.selftest.bench import Bench, Failed
 from aglite.selftest.items import ITEMS, NAMED, Item
@@ -82,9 +82,11 @@ def test_readme_lists_every_item_with_its_command():
         assert f"| {item.about.removesuffix('.')} | `--only {item.name}` |" in section, item.name
 
 
-def test_an_unknown_item_is_refused(bench):
-    with pytest.raises(AgliteError, match="no item 'warp'") as error:
-        run.selftest(bench.model, bench.scratch, only=["cuda", "warp"], device="cpu", on_line=lambda line: None)
+def test_items_are_chosen_by_name_and_an_unknown_one_is_refused():
+    assert run.chosen() == list(ITEMS)
+    assert [item.name for item in run.chosen(["lora", "cuda"])] == ["cuda", "lora"]
+    with pytest.raises(RecipeError, match="--only: the self-test has no item 'warp'") as error:
+        run.chosen(["cuda", "warp"])
     assert "vllm-sleep" in error.value.mend
 
 
