@@ -57,12 +57,13 @@ class ApiEngine:
     async def chat(self, request: Request, params: SamplingParams) -> AsyncIterator[TextChunk]:
         """The reply to one request. Raises EngineError, RequestRefused or EngineBusy in the endpoint's own words."""
         self._counter.running += 1
+        name = self._limit_name
         try:
             try:
                 async for chunk in self._reply(request, params):
                     yield chunk
             except RequestRefused as error:  # newer models of OpenAI's know the limit by another name
-                if error.param != "max_tokens" or self._limit_name != "max_tokens":
+                if error.param != "max_tokens" or name != "max_tokens":
                     raise
                 self._limit_name = "max_completion_tokens"
                 async for chunk in self._reply(request, params):

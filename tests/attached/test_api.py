@@ -1,10 +1,12 @@
 """A model behind a Chat Completions endpoint: text passed through, whatever dialect the agent speaks."""
 
+import asyncio
 import json
 
 import anthropic
 import openai
 import pytest
+from aiohttp import web
 from staging import running
 from upstreams import ApiServer, said
 
@@ -122,6 +124,23 @@ async def test_a_limit_by_its_newer_name(stage, endpoint):
         assert reply.choices[0].message.content == text
     assert ["max_completion_tokens" in sent for sent in endpoint.requests] == [False, True, True]
     assert "max_tokens" not in endpoint.requests[2]
+
+
+async def test_a_limit_by_its_newer_name_for_all_who_ask_at_once(stage, endpoint, monkeypatch):
+    """They were sent before anybody knew, and all of them are refused."""
+
+    async def answer(request, known=endpoint.answer):
+        if "max_tokens" not in await request.json():
+            return await known(request)
+        while len(endpoint.requests) < 3:  # noqa: ASYNC110 (it has no event for it)
+            await asyncio.sleep(0.01)
+        return web.json_response({"error": {"message": "use the newer name", "param": "max_tokens"}}, status=400)
+
+    monkeypatch.setattr(endpoint, "answer", answer)
+    endpoint.replies = [said({"content": "x"}) for _ in range(3)]
+    create = stage.client(await stage.session()).chat.completions.create
+    replies = await asyncio.gather(*(create(model="m", messages=HELLO, max_tokens=9) for _ in range(3)))
+    assert [reply.choices[0].message.content for reply in replies] == ["x"] * 3
 
 
 async def test_the_rollouts_token_limit_counts_what_the_endpoint_counts(stage, endpoint):
