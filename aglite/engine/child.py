@@ -92,16 +92,20 @@ class Child:
         await self.kill(f"the {self.name} did not stop within {timeout_s:g} s")
 
     def terminate(self) -> None:
-        """Ask it to end."""
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(self.pid or 0, signal.SIGTERM)
+        """Ask it to end, if it runs."""
+        if self.pid is not None and not self.ended:  # else the number may be somebody else's
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.pid, signal.SIGTERM)
 
     async def kill(self, reason: str) -> None:
-        """SIGKILL what is left of the process group; `exited` is set when this returns."""
+        """SIGKILL what is left of the process group; `exited` is set when this returns. Nothing to do for one that
+        could not be started."""
+        if self.pid is None:  # 0 would be our own group
+            return
         if not self.exited.done():
             self._killed_because = reason
         with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(self.pid or 0, signal.SIGKILL)
+            os.killpg(self.pid, signal.SIGKILL)
         await asyncio.shield(self.exited)
 
     async def _watch_exit(self, process: asyncio.subprocess.Process) -> None:

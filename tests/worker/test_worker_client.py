@@ -3,6 +3,7 @@
 import asyncio
 import os
 import signal
+import subprocess
 import sys
 import textwrap
 import time
@@ -57,6 +58,26 @@ async def test_sigkill_is_noticed_with_the_last_log_lines(tmp_path):
     assert (exit.code, exit.stopped, exit.log) == (-9, False, ("almost out of memory",))
     with pytest.raises(EngineError, match="SIGKILL"):
         await anext(client.generate([1], SamplingParams(max_tokens=1)))
+
+
+def test_ending_what_could_not_be_started_ends_nothing_else(tmp_path):
+    """Process 0 means one's own group: here that of a script of its own."""
+    script = """
+import asyncio, pathlib, sys
+from aglite.engine.child import Child
+async def main():
+    child = Child("nobody", pathlib.Path(sys.argv[1]))
+    try:
+        await child.start(["/no/such/program"])
+    except FileNotFoundError:
+        child.terminate()
+        await child.kill("not started")
+        print("alive")
+asyncio.run(main())
+"""
+    command = [sys.executable, "-c", script, str(tmp_path / "log")]
+    done = subprocess.run(command, capture_output=True, text=True, start_new_session=True, timeout=60)
+    assert (done.returncode, done.stdout) == (0, "alive\n"), done.stderr
 
 
 async def test_a_child_that_fails_at_start_is_named_with_its_output(tmp_path):
