@@ -23,6 +23,10 @@ IDLE_S = 4.0
 """How long an idle connection is kept: less than the 5 s after which uvicorn, and so vLLM, closes it."""
 
 
+class Unreachable(EngineError):
+    """The server could not be reached, or broke off before it had answered."""
+
+
 class Upstream:
     """An HTTP server by its address, which may end in `/v1`; as many connections as there are requests.
 
@@ -120,7 +124,7 @@ class Upstream:
             )
         return self._session
 
-    def gone(self, error: Exception) -> EngineError:
+    def gone(self, error: Exception) -> Unreachable:
         self.lost = True
         if isinstance(error, aiohttp.ClientConnectorError):
             reason = f"cannot be reached ({error.os_error.strerror or error.os_error})"
@@ -128,7 +132,7 @@ class Upstream:
             reason = "gave no sign of life in time"
         else:
             reason = f"broke off the connection ({str(error) or type(error).__name__})"
-        return EngineError(f"{self.where} {reason}", self._mend)
+        return Unreachable(f"{self.where} {reason}", self._mend)
 
     def refusal(self, response: aiohttp.ClientResponse, data: bytes) -> EngineError:
         words, code, param = error_words(data)

@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import orjson
 
 from aglite.engine.out_of_memory import MENDS, is_out_of_memory, out_of_memory
+from aglite.engine.upstream import Unreachable
 from aglite.engine.vllm import PATH, VllmEngine
 from aglite.engine.vllm_server import NAME, VllmServer
 from aglite.errors import EngineError
@@ -137,15 +138,15 @@ class OwnVllm(VllmEngine):
         except TimeoutError:
             await self.server.child.kill(f"the {NAME} did not answer {path} within {CONTROL_TIMEOUT_S:g} s")
             raise self.server.exited.result().error() from None
+        except Unreachable as error:
+            await self._mourn(error)
         except EngineError as error:
-            if self._server.lost:
-                await self._mourn(error)
             if is_out_of_memory(error.message):
                 doing = doing if doing in MENDS else "wake"
                 raise out_of_memory(f"the {NAME} ({path})", doing, error.message, self.owners) from None
             raise EngineError(f"{path}: {error.message}", f"see {self.server.log_name}") from None
 
-    async def _mourn(self, error: EngineError) -> None:
+    async def _mourn(self, error: Unreachable) -> NoReturn:
         """It does not answer any more: say how it ended. One that has not ended is of no use either."""
         await asyncio.wait({self.server.exited}, timeout=3)
         await self.server.child.kill(error.message)

@@ -201,6 +201,14 @@ async def test_a_refused_sleep_matters_on_a_gpu_only(stage):
             await pair.sleep()
 
 
+async def test_what_is_refused_is_no_death_though_a_connection_broke_before(stage):
+    async with stage.pair() as pair:
+        stage.set(refuse={"/sleep": [500, "sleep mode is not enabled"]})
+        pair.engine.server.upstream.lost = True  # as one look at its health that was cut off leaves it
+        await update(pair, 1)
+        assert not pair.exited.done()
+
+
 async def test_no_memory_for_waking_says_who_and_what_to_change_and_ends_vllm(stage):
     async with stage.pair() as pair:
         stage.set(refuse={"/wake_up": [500, "CUDA error: out of memory at cumem_allocator.cpp"]})
