@@ -168,6 +168,11 @@ class Events:
         self._reading = False
         self._response: aiohttp.ClientResponse | None = None
 
+    @property
+    def waits(self) -> bool:
+        """Whether the server is to send something: not while whoever reads along deals with what came last."""
+        return self._response is None or self._reading
+
     async def __aenter__(self) -> Events:
         """Send the request. Raises EngineError."""
         try:

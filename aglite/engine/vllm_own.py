@@ -19,7 +19,7 @@ from aglite.gateway.tokenizer import TextTokenizer
 CONTROL_TIMEOUT_S = 600.0
 """How long vLLM may take to pause, sleep, load or wake before it counts as hung."""
 STALL_S = 300.0
-"""How long all generations together may give no token before it counts as hung."""
+"""How long all generations that wait for a token may get none before it counts as hung."""
 
 
 class OwnVllm(VllmEngine):
@@ -153,11 +153,13 @@ class OwnVllm(VllmEngine):
         raise self.server.exited.result().error() from None
 
     async def _watch_stall(self) -> None:
-        """End a server whose engine hangs while its front answers."""
+        """End a server whose engine hangs while its front answers. An agent that does not read its reply holds up
+        nobody but itself: what waits for it does not wait for the server."""
         sampled, since = self._counter.sampled, 0
         while not self.server.child.ended:
             await asyncio.sleep(1)
-            quiet = self._counter.running and not self._paused and self._counter.sampled == sampled
+            waits = not self._paused and any(events.waits for events in self._streams)
+            quiet = waits and self._counter.sampled == sampled
             sampled, since = self._counter.sampled, since + 1 if quiet else 0
             if since >= STALL_S:
                 await self.server.child.kill(f"the {NAME} gave no token for {STALL_S:g} s")

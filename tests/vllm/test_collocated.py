@@ -268,6 +268,19 @@ async def test_one_that_gives_no_tokens_is_ended(stage, monkeypatch):
             await reading.task
 
 
+async def test_an_agent_that_reads_nothing_is_not_taken_for_a_hung_server(stage, monkeypatch):
+    monkeypatch.setattr(vllm_own, "STALL_S", 2)
+    async with stage.pair(trainer=False) as pair:
+        reading = Reading(pair)
+        reading.held.clear()
+        await reading.some(1)
+        await asyncio.sleep(5)
+        assert not pair.exited.done()
+        reading.held.set()
+        await reading.task
+        assert len(reading.tokens) == 60
+
+
 async def test_a_hung_front_is_ended(stage, monkeypatch):
     monkeypatch.setattr("aglite.engine.vllm_server.HEARTBEAT_TIMEOUT_S", 2)
     monkeypatch.setattr("aglite.engine.vllm_server.PROBE_S", 0.5)
