@@ -146,7 +146,8 @@ class VllmServer:
 
     def _explain(self, code: int, lines: Sequence[str]) -> EngineError | None:
         """The cause of its end: its processes tell it one after the other, each with a traceback."""
-        text = "\n".join(lines)
+        # advice on what to do if memory ran out is no sign that it did
+        text = "\n".join(line for line in lines if not _LOG_LINE.match(line))
         if is_out_of_memory(text):
             return out_of_memory(f"the {NAME}", "start" if self._watch is None else "wake", text, {})
         if code > 0 and (cause := cause_of(lines)):

@@ -317,6 +317,15 @@ async def test_no_memory_at_the_start_says_what_to_change(stage):
         assert "engine.gpu_memory_utilization" in caught.value.mend
 
 
+async def test_advice_on_memory_is_not_the_cause_of_an_end(stage):
+    advice = "(EngineCore pid=7) WARNING 11-30 12:40:00 [model.py:1] If you run out of memory, lower max_num_seqs."
+    stage.set(die_at_start=[advice, "ValueError: the model has no such layer"])
+    async with stage.pair(start=False, trainer=False) as pair:
+        with pytest.raises(EngineError, match="the vLLM server ended: ValueError: the model has no such layer") as told:
+            await pair.start(stage.model, {}, 0, None)
+        assert not isinstance(told.value, OutOfMemory)
+
+
 async def test_gpu_memory_cannot_be_passed_on_where_there_is_none(stage, monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     with pytest.raises(AgliteError, match="there is none for vLLM and trainer both"):
