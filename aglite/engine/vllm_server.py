@@ -24,6 +24,7 @@ from aglite.engine.child import HEARTBEAT_TIMEOUT_S, Child, ChildExit
 from aglite.engine.out_of_memory import is_out_of_memory, out_of_memory
 from aglite.engine.upstream import Upstream
 from aglite.errors import AgliteError, EngineError
+from aglite.memory_plan.shape import FP32, kv_bytes_per_token
 
 NAME = "vLLM server"
 MEMORY = Path("/dev/shm")
@@ -250,10 +251,7 @@ def dtype(settings: EngineSettings, device: str) -> str:
 def _kv_gib(settings: EngineSettings, model_dir: Path) -> int:
     """GiB that `engine.kv_tokens` tokens take in float32, at least 1."""
     config = json.loads((model_dir / "config.json").read_text())
-    heads = config.get("num_attention_heads", 1)
-    size = config.get("head_dim") or config.get("hidden_size", 0) // heads
-    a_token = 2 * config.get("num_hidden_layers", 0) * (config.get("num_key_value_heads") or heads) * size * 4
-    return max(1, -(-settings.kv_tokens * a_token // 2**30))
+    return max(1, -(-settings.kv_tokens * kv_bytes_per_token(config, FP32) // 2**30))
 
 
 def last_stage(lines: Sequence[str]) -> str:

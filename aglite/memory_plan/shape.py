@@ -139,6 +139,25 @@ class Shape:
         return self.count("linear_attention") * (convolution + self.linear_state * FP32)
 
 
+def text_of(config: dict[str, Any]) -> dict[str, Any]:
+    """The part about the language model: a model that also sees has it in a section of its own."""
+    return {**config, **config.get("text_config", {})}
+
+
+def kv_bytes_per_token(config: dict[str, Any], width: int) -> int:
+    """Key and value of one token in a cache of `width` bytes a number, of any model that a config.json describes. In a
+    family whose layers are not known, each of them counts; 0 where the sizes go by other names."""
+    try:
+        return read_shape(config).kv_bytes_per_token(width)
+    except ModelError:
+        text = text_of(config)
+    try:
+        _, kv_heads, size = _attention_sizes(text)
+        return 2 * text["num_hidden_layers"] * kv_heads * size * width
+    except KeyError:
+        return 0
+
+
 def read_shape(config: dict[str, Any]) -> Shape:
     """The sizes that a config.json says. Raises ModelError where its family is not known, or a size is missing."""
     kind = str(config.get("model_type"))
@@ -147,23 +166,29 @@ def read_shape(config: dict[str, Any]) -> Shape:
             f"the memory that a model of type {kind!r} takes cannot be planned",
             f"known are {', '.join(KNOWN)}; the run itself may work",
         )
-    text = {**config, **config.get("text_config", {})}
     try:
-        return _shape(text, kind.removesuffix("_text"), config.get("vision_config") or {})
+        return _shape(text_of(config), kind.removesuffix("_text"), config.get("vision_config") or {})
     except KeyError as error:
         raise ModelError(f"config.json does not say {error}", "give the model's own config.json") from None
 
 
+def _attention_sizes(text: dict[str, Any]) -> tuple[int, int, int]:
+    """Heads, those of keys and values, and the size of a head."""
+    heads = text["num_attention_heads"]
+    return heads, text.get("num_key_value_heads") or heads, text.get("head_dim") or text["hidden_size"] // heads
+
+
 def _shape(text: dict[str, Any], kind: str, vision: dict[str, Any]) -> Shape:
-    hidden, heads = text["hidden_size"], text["num_attention_heads"]
+    hidden = text["hidden_size"]
+    heads, kv_heads, head_dim = _attention_sizes(text)
     hybrid = kind in HYBRID
     return Shape(
         hidden=hidden,
         vocabulary=text["vocab_size"],
         tied=bool(text.get("tie_word_embeddings", False)),
         heads=heads,
-        kv_heads=text.get("num_key_value_heads") or heads,
-        head_dim=text.get("head_dim") or hidden // heads,
+        kv_heads=kv_heads,
+        head_dim=head_dim,
         qk_norm=kind.startswith("qwen3"),
         gated=hybrid,
         wide_norm=hybrid,
@@ -208,9 +233,9 @@ def _kind_of(text: dict[str, Any], kind: str, index: int) -> Kind:
 
 def _attention(text: dict[str, Any], kind: str) -> tuple[list[Linear], int]:
     """Linear modules of softmax attention, and the parameters of its norms."""
-    hidden, heads = text["hidden_size"], text["num_attention_heads"]
-    size = text.get("head_dim") or hidden // heads
-    kv = (text.get("num_key_value_heads") or heads) * size
+    hidden = text["hidden_size"]
+    heads, kv_heads, size = _attention_sizes(text)
+    kv = kv_heads * size
     bias = {"qwen2": True, "qwen2_moe": text.get("qkv_bias", True)}.get(kind, text.get("attention_bias", False))
     gate = 2 if kind in HYBRID else 1
     linears = [

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from aglite.config import Recipe, parse_recipe
+from aglite.memory_plan.shape import text_of
 
 Figures = dict[str, Any]
 """What an item measured, by name; numbers and short texts."""
@@ -42,8 +43,7 @@ class Bench:
 
     def rows(self, count: int = 4, length: int = 96) -> list[list[int]]:
         """Token ids, the same each time: rows of different lengths, two of which begin alike."""
-        config = json.loads((self.model / "config.json").read_text())
-        vocabulary = {**config, **config.get("text_config", {})}["vocab_size"]
+        vocabulary = text_of(json.loads((self.model / "config.json").read_text()))["vocab_size"]
         rng = np.random.default_rng(7)
         found = [rng.integers(3, vocabulary, length - 8 * place).tolist() for place in range(count)]
         found[1][: length // 2] = found[0][: length // 2]

@@ -10,7 +10,7 @@ from memory_configs import (
     SMOLLM2_135M,
 )
 
-from aglite.memory_plan.shape import Linear, read_shape
+from aglite.memory_plan.shape import Linear, kv_bytes_per_token, read_shape
 from aglite.model_folder import ModelError
 
 SMALL = {
@@ -105,6 +105,15 @@ def test_cache_of_a_token_and_state_of_a_sequence():
     assert shape.kv_bytes_per_token(2) == 32 * 1024, "8 of its 32 layers have a cache"
     assert shape.state_bytes(2) == 24 * (32 * 128 * 128 * 4 + 8192 * 3 * 2)
     assert read_shape(QWEN3_4B).state_bytes(2) == 0
+
+
+def test_the_cache_of_any_model():
+    for config in REAL.values():
+        assert kv_bytes_per_token(config, 2) == read_shape(config).kv_bytes_per_token(2)
+    other = {**QWEN3_4B, "model_type": "mistral"}
+    assert kv_bytes_per_token(other, 2) == 144 * 1024
+    assert kv_bytes_per_token({"model_type": "gemma3", "text_config": other}, 4) == 2 * 144 * 1024
+    assert kv_bytes_per_token({"model_type": "gpt2", "n_layer": 12}, 4) == 0
 
 
 def test_what_is_not_known_is_said():
