@@ -277,6 +277,8 @@ def cause_of(lines: Sequence[str]) -> str:
 def shared_memory(pid: int | None) -> set[Path]:
     """What a process and its children share in memory, by the files that stand for it. They are known by number: a
     semaphore is mapped under the name that it had before it got its own."""
+    if not MEMORY.is_dir():
+        return set()
     files = {each.inode(): Path(each) for each in os.scandir(MEMORY) if each.is_file(follow_symlinks=False)}
     found = set()
     with contextlib.suppress(psutil.Error):

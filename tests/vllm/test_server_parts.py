@@ -124,3 +124,11 @@ def test_what_is_shared_in_memory_is_found():
         block.close()
         block.unlink()
     assert block.name not in {path.name for path in find_shared(os.getpid())}
+
+
+def test_a_machine_without_memory_for_files_shares_none(tmp_path, monkeypatch):
+    monkeypatch.setattr("aglite.engine.vllm_server.MEMORY", tmp_path / "none")
+    assert find_shared(os.getpid()) == set()
+    folder = private_folder(tmp_path)
+    assert folder.is_dir() and not folder.is_relative_to(tmp_path / "none")
+    folder.rmdir()
