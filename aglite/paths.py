@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import os
 import secrets
+import tempfile
 from dataclasses import dataclass
 from pathlib import Path
+
+DEEPEST_TMP = 40
+"""Bytes of a temporary folder's path that leave room for that of a socket in it; vLLM's are the longest."""
 
 ROLLOUT_ID = "AGLITE_ROLLOUT_ID"
 """Variable in the environment of all processes of a rollout: its id. They are found by it."""
@@ -70,6 +74,13 @@ class RunDir:
         for folder in (self.path, self.logs, self.logs / "rollouts", self.checkpoints, self.scratch):
             folder.mkdir(parents=True, exist_ok=True)
         os.chmod(self.path, 0o700)
+
+
+def near_tmp() -> Path:
+    """Where folders are made that hold Unix sockets: the path of one has at most 107 bytes, so where TMPDIR leads deep,
+    as it does in the jobs of a cluster, it is /tmp itself."""
+    usual = tempfile.gettempdir()
+    return Path(usual if len(os.fsencode(usual)) <= DEEPEST_TMP else "/tmp")
 
 
 def write_private(path: Path, text: str) -> None:

@@ -1,6 +1,7 @@
 import json
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ from aglite import doctor
 from aglite.cli.app import app
 from aglite.config import load_recipe
 from aglite.doctor import Check
+from aglite.paths import near_tmp
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -67,9 +69,9 @@ def test_an_empty_model_cache_names_the_command(tmp_path, monkeypatch):
 def test_docker_that_does_not_answer_is_a_warning(tmp_path, monkeypatch):
     import socket
 
-    path = tmp_path / "docker.sock"
-    with socket.socket(socket.AF_UNIX) as server:
-        server.bind(str(path))  # bound but not listening: connections are refused
+    with socket.socket(socket.AF_UNIX) as server, tempfile.TemporaryDirectory(dir=near_tmp()) as short:
+        path = f"{short}/docker.sock"
+        server.bind(path)  # bound but not listening: connections are refused
         monkeypatch.setenv("DOCKER_HOST", f"unix://{path}")
         assert doctor.docker().status == "warning"
     monkeypatch.setenv("DOCKER_HOST", f"unix://{tmp_path}/none")

@@ -11,7 +11,6 @@ import re
 import shlex
 import shutil
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Sequence
 from itertools import pairwise
@@ -25,6 +24,7 @@ from aglite.engine.out_of_memory import is_out_of_memory, out_of_memory
 from aglite.engine.upstream import Upstream
 from aglite.errors import AgliteError, EngineError
 from aglite.memory_plan.shape import FP32, kv_bytes_per_token
+from aglite.paths import near_tmp
 
 NAME = "vLLM server"
 MEMORY = Path("/dev/shm")
@@ -295,7 +295,7 @@ def private_folder(run_dir: Path) -> Path:
     run left in it is gone. Hold the run directory's lock."""
     base = MEMORY
     if not os.access(base, os.W_OK):
-        base = Path(tempfile.gettempdir())
+        base = near_tmp()
     folder = base / f"aglite-{hashlib.sha256(os.fsencode(run_dir.resolve())).hexdigest()[:16]}"
     shutil.rmtree(folder, ignore_errors=True)
     try:

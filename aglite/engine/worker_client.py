@@ -14,6 +14,7 @@ from typing import Any
 from aglite.engine.base import Chunk, EngineInfo, EngineStats, SamplingParams
 from aglite.engine.child import HEARTBEAT_TIMEOUT_S, Child, ChildExit
 from aglite.errors import AgliteError, DiskFullError, EngineError, GrammarError
+from aglite.paths import near_tmp
 from aglite.worker.io import FrameReader, chunk_of, encode, pack_ids, unpack_floats
 
 _ERRORS = {kind.__name__: kind for kind in (AgliteError, DiskFullError, EngineError)}
@@ -80,7 +81,7 @@ class WorkerClient:
         """Start the process and wait until it has connected. Raises EngineError with its last lines if it does not."""
         loop = asyncio.get_running_loop()
         ready: asyncio.Future[dict[str, Any]] = loop.create_future()
-        folder = Path(tempfile.mkdtemp(prefix="aglite-worker-"))  # short: a Unix socket's path has at most 107 bytes
+        folder = Path(tempfile.mkdtemp(prefix="aglite-worker-", dir=near_tmp()))
         self._socket = _Socket(self._receive, ready)
         server = await loop.create_unix_server(lambda: self._socket, path=str(folder / "socket"))
         try:

@@ -80,6 +80,16 @@ asyncio.run(main())
     assert (done.returncode, done.stdout) == (0, "alive\n"), done.stderr
 
 
+async def test_a_temporary_folder_may_lie_deep(tmp_path, monkeypatch):
+    deep = tmp_path.joinpath(*["a-folder-of-a-job-on-a-cluster"] * 4)
+    deep.mkdir(parents=True)
+    monkeypatch.setattr("tempfile.tempdir", str(deep))
+    client = client_of(tmp_path, SERVE)
+    await client.start()
+    await client.stop()
+    assert list(deep.iterdir()) == []
+
+
 async def test_a_child_that_fails_at_start_is_named_with_its_output(tmp_path):
     client = client_of(tmp_path, "print('no such model'); sys.exit(3)")
     with pytest.raises(EngineError, match=r"exit code 3(.|\n)*no such model"):

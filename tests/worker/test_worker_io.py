@@ -44,7 +44,7 @@ def test_bytes_that_are_no_frame_are_refused(garbage):
         FrameReader().feed(garbage)
 
 
-def test_a_worker_that_leaves_takes_its_own_children_along(tmp_path):
+def test_a_worker_that_leaves_takes_its_own_children_along(tmp_path, monkeypatch):
     script = """
 import subprocess, sys, time
 from aglite.worker.io import Connection
@@ -53,7 +53,8 @@ connection.start()
 print(subprocess.Popen(["sleep", "60"], start_new_session=True).pid, flush=True)
 time.sleep(60)
 """
-    path = str(tmp_path / "socket")
+    monkeypatch.chdir(tmp_path)  # of a socket the path has at most 107 bytes
+    path = "socket"
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(path)
         listener.listen()
