@@ -117,7 +117,8 @@ def engine(status: dict[str, Any]) -> str:
 
 
 def gpu(one: dict[str, Any]) -> str:
-    parts = [f"{one['name']}  {one['util']:.0f}%", f"{units.size(one['mem_used'])} of {units.size(one['mem_total'])}"]
+    load = "" if one["util"] is None else f"  {one['util']:.0f}%"
+    parts = [one["name"] + load, f"{units.size(one['mem_used'])} of {units.size(one['mem_total'])}"]
     if one.get("power_w") is not None:
         parts.append(f"{one['power_w']:.0f} W")
     if one.get("temp_c") is not None:

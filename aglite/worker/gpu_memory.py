@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-import psutil
 import torch
 from verl.utils.device import get_device_name, get_torch_device
 
 from aglite.errors import AgliteError
+from aglite.gpus import called, holders_of
 from aglite.worker.sharding import local
 
 if TYPE_CHECKING:
@@ -101,18 +102,9 @@ def holders(parameters: Iterable[torch.nn.Parameter], optimizer: torch.optim.Opt
 def other_processes() -> list[tuple[str, int]]:
     """Processes that compute on this process's GPU besides it, by what the driver says; in a container it may say
     nothing."""
-    import pynvml
-
-    try:
-        pynvml.nvmlInit()
-        uuid = str(torch.cuda.get_device_properties(torch.cuda.current_device()).uuid)
-        handle = pynvml.nvmlDeviceGetHandleByUUID(uuid if uuid.startswith("GPU-") else f"GPU-{uuid}")
-        running = pynvml.nvmlDeviceGetComputeRunningProcesses(handle)
-    except pynvml.NVMLError:
-        return []
-    own = psutil.Process().pid
-    found = [(_name(one.pid), one.usedGpuMemory or 0) for one in running if one.pid != own]
-    return sorted(found, key=lambda one: -one[1])
+    uuid = str(torch.cuda.get_device_properties(torch.cuda.current_device()).uuid)
+    held = holders_of(uuid if uuid.startswith("GPU-") else f"GPU-{uuid}")
+    return [(called(one), one["mem"] or 0) for one in held if one["pid"] != os.getpid()]
 
 
 def out_of_memory(phases: Phases, held: Holders, setup: Setup) -> AgliteError:
@@ -138,13 +130,6 @@ def out_of_memory(phases: Phases, held: Holders, setup: Setup) -> AgliteError:
 def _on_gpu(tensors: Iterable[torch.Tensor]) -> int:
     parts = map(local, tensors)
     return sum(part.numel() * part.element_size() for part in parts if part.device.type == "cuda")
-
-
-def _name(pid: int) -> str:
-    try:
-        return f"{psutil.Process(pid).name()} (process {pid})"
-    except psutil.Error:
-        return f"process {pid}"
 
 
 def _gb(count: int) -> str:

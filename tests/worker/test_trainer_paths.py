@@ -348,12 +348,14 @@ def test_who_holds_a_gpu(monkeypatch):
         types.SimpleNamespace(pid=1, usedGpuMemory=5 << 30),
         types.SimpleNamespace(pid=2**30, usedGpuMemory=None),
     ]
+    monkeypatch.setattr("aglite.gpus._nvml", None)  # nobody has looked for a driver yet
     monkeypatch.setattr(pynvml, "nvmlInit", lambda: None)
     monkeypatch.setattr(pynvml, "nvmlDeviceGetHandleByUUID", lambda uuid: uuid)
     monkeypatch.setattr(pynvml, "nvmlDeviceGetComputeRunningProcesses", lambda handle: running)
     held = gpu_memory.holders([one], optimizer)
     assert (held.total, held.weights, held.gradients, held.optimizer) == (80 << 30, 1 << 30, 1 << 30, 0)
     assert held.rest == 48 << 30 and [count for _, count in held.others] == [5 << 30, 0]
+    assert held.others[0][0].endswith(" (process 1)") and held.others[1][0] == f"process {2**30}"
     running.clear()
     assert gpu_memory.holders([one], optimizer).others == [("everything outside this process", 26 << 30)]
 

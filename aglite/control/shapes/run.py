@@ -121,12 +121,12 @@ class GpuProcess(Shape):
 
 class Gpu(Shape):
     name: str
-    util: float
-    """Percent."""
+    util: float | None
+    """Percent; null, like power and temperature, where the GPU does not tell it."""
     mem_used: int
     mem_total: int
-    power_w: float
-    temp_c: float
+    power_w: float | None
+    temp_c: float | None
     processes: list[GpuProcess]
     """Who holds memory of it."""
 

@@ -20,13 +20,14 @@ class HostLoad(Panel):
             return Content("")
         if height < 4:
             return self._flat(host, gpus, width)
-        bars = []
+        bars: list[tuple[str, float | None, str]] = []
         if host.get("cpu_percent") is not None:
             bars.append(("CPU", host["cpu_percent"] / 100, f"{host['cpus']} cores" if host.get("cpus") else ""))
         if host.get("ram_total"):
             bars.append(("RAM", host["ram_used"] / host["ram_total"], _of(host["ram_used"], host["ram_total"])))
         for gpu in gpus:
-            bars.append(("GPU", gpu["util"] / 100, gpu["name"].removeprefix("NVIDIA ") + _heat(gpu)))
+            load = None if gpu["util"] is None else gpu["util"] / 100
+            bars.append(("GPU", load, gpu["name"].removeprefix("NVIDIA ") + _heat(gpu)))
             bars.append(("mem", gpu["mem_used"] / gpu["mem_total"], _of(gpu["mem_used"], gpu["mem_total"])))
         room = width - 12 - max((len(text) for *_, text in bars), default=0)
         rows = [self._bar(name, share, text, min(max(room, 5), 40), width) for name, share, text in bars]
@@ -41,7 +42,9 @@ class HostLoad(Panel):
             parts += [holder["name"], (f" {units.size(holder['mem'])}  ", "$faint")]
         return Content.assemble(*parts).truncate(width, ellipsis=True)
 
-    def _bar(self, name: str, share: float, text: str, size: int, width: int) -> Content:
+    def _bar(self, name: str, share: float | None, text: str, size: int, width: int) -> Content:
+        if share is None:  # nobody tells
+            return row(Content.assemble((f" {name} ", "$faint"), "–"), faint(text + " "), width)
         style = "$warning" if share > 0.9 and name in ("RAM", "mem") else "$primary"
         bar = gauge(share, size, style)
         return row(Content.assemble((f" {name} ", "$faint"), bar, f" {share:>4.0%}"), faint(text + " "), width)
@@ -60,7 +63,8 @@ class HostLoad(Panel):
         if host.get("ram_used") is not None:
             items.append(("RAM", units.size(host["ram_used"])))
         for gpu in gpus:
-            items.append(("GPU", f"{gpu['util']:.0f}% {units.size(gpu['mem_used'])}"))
+            load = "" if gpu["util"] is None else f"{gpu['util']:.0f}% "
+            items.append(("GPU", load + units.size(gpu["mem_used"])))
         if host.get("db_bytes") is not None:
             items.append(("db", units.size(host["db_bytes"])))
         if host.get("disk_free") is not None:
