@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,10 @@ from aglite.memory_plan.shape import Shape, read_shape
 from aglite.memory_plan.table import advice_lines, table
 from aglite.model_folder import ModelError
 from aglite.models import resolve_model
+
+SETTLE_S = 20.0
+"""How long the memory of programs that have just been ended may take to come back."""
+POLL_S = 0.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +82,11 @@ def refuse_what_does_not_fit(
     recipe: Recipe, model_dir: Path, on_line: Callable[[str], None], *, nvml: Any = None
 ) -> None:
     """Before anything is loaded: raise AgliteError with the table and the changes that help where the recipe does not
-    fit the GPU that is there. Where there is none, or the model's sizes are not known, that is only said."""
+    fit the GPU that is there. Where there is none, or the model's sizes are not known, that is only said.
+
+    Where it would fit were it not for other programs, they are given SETTLE_S to end: a run that starts again comes
+    right after processes of its own, whose memory the driver takes a while to free.
+    """
     card = present_card(nvml)
     if card is None:
         return
@@ -86,7 +95,14 @@ def refuse_what_does_not_fit(
     except ModelError as error:
         on_line(f"no memory plan: {error.message}")
         return
-    plan = planned_for(recipe, shape, card)
+    plan, deadline = planned_for(recipe, shape, card), time.monotonic() + SETTLE_S
+    alone = planned_for(recipe, shape, replace(card, used=0)).fits
+    if alone and not plan.fits:
+        on_line(f"waiting for other programs to free memory of {card.name}: they hold {card.used / GIB:.1f} GiB")
+    while alone and not plan.fits and time.monotonic() < deadline:
+        time.sleep(POLL_S)
+        card = present_card(nvml) or card
+        plan = planned_for(recipe, shape, card)
     if not plan.fits:
         raise AgliteError("\n".join(table(plan, card.name)), helps(recipe, shape, card))
     on_line(

@@ -107,6 +107,35 @@ def test_a_run_that_does_not_fit_is_refused_with_the_table_and_the_mend(model):
     assert said == []
 
 
+class Freeing(Nvml):
+    """One whose memory comes back while somebody looks at it."""
+
+    reads = 0
+
+    def nvmlDeviceGetMemoryInfo(self, handle):
+        self.reads += 1
+        info = super().nvmlDeviceGetMemoryInfo(handle)
+        info.used = 0 if self.reads > 3 else info.used
+        return info
+
+
+@pytest.mark.parametrize("kind, fits", [(Freeing, True), (Nvml, False)])
+def test_memory_of_processes_that_have_just_ended_is_waited_for(model, monkeypatch, kind, fits):
+    """As those of the run itself, which is started again after a crash."""
+    monkeypatch.setattr("aglite.memory_plan.card.POLL_S", 0.001)
+    monkeypatch.setattr("aglite.memory_plan.card.SETTLE_S", 60 if fits else 0.05)
+    folder, said = model(QWEN25_15B), []
+    recipe = recipe_for(folder, "trainer.gradient_checkpointing=true")
+    card = kind(("NVIDIA A100-SXM4-80GB", 80, 70))
+    if fits:
+        refuse_what_does_not_fit(recipe, folder, said.append, nvml=card)
+        assert said[1].startswith("memory plan: 69.2 of 79.2 GiB at most (rollout)")
+    else:
+        with pytest.raises(AgliteError, match=r"other programs +70\.0 +70\.0"):
+            refuse_what_does_not_fit(recipe, folder, said.append, nvml=card)
+    assert said[0].startswith("waiting for other programs to free memory of NVIDIA A100") and "70.0 GiB" in said[0]
+
+
 def test_a_run_that_fits_says_in_a_line_how_well(model):
     folder, said = model(QWEN25_15B), []
     recipe = recipe_for(folder, "trainer.gradient_checkpointing=true")
