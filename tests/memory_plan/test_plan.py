@@ -11,6 +11,7 @@ import yaml
 from memory_configs import QWEN3_4B, QWEN25_15B, QWEN35_9B
 
 from aglite.config import load_recipe
+from aglite.errors import RecipeError
 from aglite.memory_plan import advice as advising
 from aglite.memory_plan.advice import advice
 from aglite.memory_plan.plan import CONTEXT, GIB, GRAPHS, SAMPLER, WORKSPACES, make_plan, micro_batch
@@ -124,6 +125,26 @@ def test_the_cache_gets_what_the_share_of_the_card_leaves():
     assert held(smaller, "rollout")["KV cache"] - rollout["KV cache"] == saved
     fewer = plan_for(QWEN3_4B, 80, "engine.gpu_memory_utilization=0.5", "engine.max_running=32")
     assert held(fewer, "rollout")["KV cache"] - rollout["KV cache"] == 32 * SAMPLER * shape.vocabulary
+
+
+@pytest.mark.parametrize(
+    "args",
+    [
+        "[--max-num-batched-tokens, '2048']",
+        "[--max-num-batched-tokens=2K]",
+        "[--max_num_batched_tokens, 2.048k, --max-num-seqs, '9']",
+        "[--max-num-batched-tokens, '9', --max-num-batched-tokens, '2048']",
+    ],
+)
+def test_flags_are_read_as_vllm_reads_them(args):
+    plain = plan_for(QWEN3_4B, 80, "engine.args=[--max-num-batched-tokens, '2048']")
+    assert plan_for(QWEN3_4B, 80, f"engine.args={args}") == plain != plan_for(QWEN3_4B, 80)
+
+
+@pytest.mark.parametrize("args", ["[--max-num-batched-tokens, many]", "[--tensor-parallel-size]"])
+def test_a_flag_without_a_number_is_named(args):
+    with pytest.raises(RecipeError, match=r"engine\.args: --(max-num-batched-tokens|tensor-parallel-size) is"):
+        plan_for(QWEN3_4B, 80, f"engine.args={args}")
 
 
 def test_sequences_of_linear_attention_have_a_state_besides():
