@@ -123,7 +123,7 @@ def make_plan(recipe: Recipe, shape: Shape, card: int, *, others: int = 0, host_
     """The plan for a card of `card` bytes, `others` of which other programs hold. `host_memory`: bytes of the machine;
     0: not looked at."""
     context = context_length(recipe, shape)
-    trainer = _Trainer(recipe, shape, context)
+    trainer = Trainer(recipe, shape, *micro_batch(recipe, shape, context))
     if recipe.engine.kind == "embedded":
         phases, kv = _embedded(recipe, shape, trainer)
         per_token, per_sequence = shape.kv_bytes_per_token(FP32), 0
@@ -186,10 +186,11 @@ def _gib(count: int) -> str:
     return f"{count / GIB:.1f} GiB"
 
 
-class _Trainer:
-    """What the trainer holds on each card, in bytes."""
+class Trainer:
+    """What the trainer holds on each card, in bytes, with a largest micro-batch of `tokens`, of which `logits` have
+    logits."""
 
-    def __init__(self, recipe: Recipe, shape: Shape, context: int) -> None:
+    def __init__(self, recipe: Recipe, shape: Shape, tokens: int, logits: int) -> None:
         settings, lora = recipe.trainer, recipe.trainer.lora
         self.recipe = recipe
         self.shape = shape
@@ -202,7 +203,7 @@ class _Trainer:
         self.weights = self._share(FP32 * self.trained + self.width * frozen)
         self.gradients = self._share(FP32 * self.trained)
         self.optimizer = self._share(2 * FP32 * self.trained)
-        self._tokens, self._logits = micro_batch(recipe, shape, context)
+        self._tokens, self._logits = tokens, logits
 
     def _share(self, count: int) -> int:
         return -(-count // self.cards)
@@ -290,7 +291,7 @@ def _vllm_width(recipe: Recipe) -> int:
     return WIDTHS.get(recipe.engine.dtype, 2)
 
 
-def _with_vllm(recipe: Recipe, shape: Shape, trainer: _Trainer, card: int) -> tuple[list[Phase], int]:
+def _with_vllm(recipe: Recipe, shape: Shape, trainer: Trainer, card: int) -> tuple[list[Phase], int]:
     """vLLM and the trainer take turns: phases, and bytes of the KV cache."""
     engine, width, parallel = recipe.engine, _vllm_width(recipe), tensor_parallel(recipe)
     trains_here = recipe.trainer.device != "cpu"
@@ -320,7 +321,7 @@ def _with_vllm(recipe: Recipe, shape: Shape, trainer: _Trainer, card: int) -> tu
     return phases, kv
 
 
-def _embedded(recipe: Recipe, shape: Shape, trainer: _Trainer) -> tuple[list[Phase], int]:
+def _embedded(recipe: Recipe, shape: Shape, trainer: Trainer) -> tuple[list[Phase], int]:
     """Engine and trainer in one process, both always there. The engine computes in fp32 with fused copies of the
     weights, and has a cache of `engine.kv_tokens`."""
     kv = recipe.engine.kv_tokens * shape.kv_bytes_per_token(FP32)
