@@ -130,12 +130,13 @@ class TrainingLoop:
         if self.phases.current != "rollout" and not self.stopping:
             await self.phases.set("rollout")
         while self.state.step < steps and not self.stopping and not self.ended_early:
-            started = time.monotonic()
+            started, before = time.monotonic(), self.state.step
             batch = await self._collect()
             if batch is None:
                 continue
             await self._update(batch)
-            self._step_times.append(time.monotonic() - started)
+            made = self.state.step - before  # more than one where further groups were complete
+            self._step_times += [(time.monotonic() - started) / made] * made
             if self.owes_evaluation and not self.stopping:
                 await self._evaluate(f"after step {self.state.step}")
             every = self.recipe.trainer.checkpoint_every
