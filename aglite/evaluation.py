@@ -65,11 +65,11 @@ class Evaluation:
             for index, task in enumerate(self._tasks):
                 seed = None if base is None else base * 1_000_003 + index * SEEDS_PER_TASK
                 await self.groups.start(task, split, each, version=version, eval_id=eval_id, seed=seed)
-            while self.groups.open:
+            while not self.groups.failure and self.groups.open:
                 self.groups.changed.clear()
                 await self.groups.changed.wait()
-                if self.groups.failure:
-                    raise self.groups.failure
+            if self.groups.failure:
+                raise self.groups.failure
         except (AgliteError, asyncio.CancelledError):
             self.groups.stopping = True
             await self._store.finish_evaluation(eval_id, "abandoned", {})

@@ -6,6 +6,7 @@ import pytest
 
 from aglite.config import Recipe
 from aglite.errors import AgliteError
+from aglite.evaluation import Evaluation
 from aglite.rollouts.outcome import Outcome
 from aglite.store import Store
 from aglite.training.groups import Groups
@@ -241,6 +242,23 @@ async def test_by_default_the_oldest_groups_are_taken_as_they_are(store):
     groups = await completed(store, [[1.0, 1.0], [0.0, 0.0], [0.0, 1.0]])
     taken = groups.take(2)
     assert names(taken.trained) == [[1.0, 1.0], [0.0, 0.0]] and not taken.set_aside
+
+
+async def test_an_evaluation_whose_rollouts_all_fail_does_not_wait_for_the_last_one(store):
+    class AllButOneFail(Done):
+        def submit(self, rollout_id, task, split, seed=None):
+            async def outcome():
+                if task["id"] == "t11":
+                    await asyncio.Event().wait()
+                return Outcome("error", "launch: no room", None)
+
+            return asyncio.create_task(outcome())
+
+    tasks = [{**TASK, "id": f"t{number}"} for number in range(12)]
+    evaluation = Evaluation(store, AllButOneFail(), RECIPE, tasks)
+    with pytest.raises(AgliteError, match="all failed by infrastructure: launch: no room"):
+        await asyncio.wait_for(evaluation.run(step=0, version=0), 20)
+    assert [row["state"] for row in store.evaluations()] == ["abandoned"]
 
 
 async def test_a_group_that_goes_on_short_is_logged(store):
