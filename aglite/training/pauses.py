@@ -9,6 +9,7 @@ from pathlib import Path
 import psutil
 
 from aglite.errors import AgliteError
+from aglite.model_folder import size
 from aglite.phases import PhaseMachine
 from aglite.runtime import Runtime
 
@@ -85,4 +86,4 @@ def free_mb(folder: Path) -> int:
 
 def folder_mb(folder: Path) -> int:
     """What a folder takes on disk, in MB rounded up; 0 when it is not there."""
-    return -(-sum(file.stat().st_size for file in folder.rglob("*") if file.is_file()) // 2**20)
+    return -(-size(folder) // 2**20)
