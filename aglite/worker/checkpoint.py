@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from pickle import UnpicklingError
 from typing import Any
 
 import torch
@@ -81,6 +82,8 @@ def load(path: Path) -> State:
         about = json.loads((path / META).read_text())
     except (OSError, ValueError) as error:
         raise AgliteError(f"{path} is no checkpoint ({error})", "give a step-N folder of a run") from None
+    if not isinstance(about, dict) or not isinstance(about.get("format"), int):
+        raise AgliteError(f"{path} is no checkpoint ({META} is not aglite's)", "give a step-N folder of a run")
     if about["format"] > FORMAT:
         raise AgliteError(f"{path} was written by a newer aglite", "upgrade aglite")
     try:
@@ -88,9 +91,10 @@ def load(path: Path) -> State:
         adapter = load_file(file) if file.is_file() else None
         weights = load_file(path / "model.safetensors") if adapter is None else {}
         state = torch.load(path / "trainer" / "state.pt", weights_only=True)
-    except (OSError, RuntimeError, SafetensorError) as error:
-        raise AgliteError(f"the checkpoint {path} is damaged: {error}", "resume from an older one") from None
-    return State(weights, adapter, state["optimizer"], state["rng"], about["meta"])
+        return State(weights, adapter, state["optimizer"], state["rng"], about["meta"])
+    except (OSError, EOFError, RuntimeError, SafetensorError, UnpicklingError, KeyError, TypeError) as error:
+        what = f"{type(error).__name__}: {error}"
+        raise AgliteError(f"the checkpoint {path} is damaged: {what}", "resume from an older one") from None
 
 
 def _write_model(folder: Path, model_dir: Path, tensors: dict[str, torch.Tensor]) -> None:

@@ -105,9 +105,21 @@ def test_damage_and_strangers_are_named(tiny_model, tmp_path):
         checkpoint.load(tiny_model)
     save(tmp_path / "step-3", tiny_model, 3)
     state = tmp_path / "step-3" / "trainer" / "state.pt"
-    state.write_bytes(state.read_bytes()[:1000])
-    with pytest.raises(AgliteError, match="damaged"):
-        checkpoint.load(tmp_path / "step-3")
-    (tmp_path / "step-3" / "aglite.json").write_text('{"format": 99, "meta": {}}')
-    with pytest.raises(AgliteError, match="newer"):
-        checkpoint.load(tmp_path / "step-3")
+    whole = state.read_bytes()
+    torch.save({"rng": torch.get_rng_state()}, tmp_path / "part.pt")
+    for damaged in (whole[:1000], b"", b"no tensors at all", (tmp_path / "part.pt").read_bytes()):
+        state.write_bytes(damaged)
+        with pytest.raises(AgliteError, match="step-3 is damaged"):
+            checkpoint.load(tmp_path / "step-3")
+    state.write_bytes(whole)
+    assert_holds(tmp_path / "step-3", 3)
+    about = tmp_path / "step-3" / "aglite.json"
+    for text, said in (
+        ('{"format": 99, "meta": {}}', "newer"),
+        ('{"step": 3}', "no checkpoint"),
+        ("[3]", "no checkpoint"),
+        ('{"format": 1}', "damaged: KeyError: 'meta'"),
+    ):
+        about.write_text(text)
+        with pytest.raises(AgliteError, match=said):
+            checkpoint.load(tmp_path / "step-3")
