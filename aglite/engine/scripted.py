@@ -31,14 +31,24 @@ import json
 import os
 import shutil
 import time
+import traceback
 from pathlib import Path
 from typing import Any
 
-from aglite.engine.base import SamplingParams
 from aglite.engine.scripted_engine import ScriptedEngine, logprob_of
 from aglite.errors import AgliteError, DiskFullError, EngineError
 from aglite.gateway.tokenizer import TextTokenizer, read_json
-from aglite.worker.io import FrameReader, encode, failed_frame, pack_floats, tokens_item, unpack_floats, unpack_ids
+from aglite.worker.io import (
+    FrameReader,
+    encode,
+    error_frame,
+    failed_frame,
+    pack_floats,
+    params_of,
+    tokens_item,
+    unpack_floats,
+    unpack_ids,
+)
 
 
 class ScriptedWorker:
@@ -83,10 +93,8 @@ class ScriptedWorker:
 
     async def _generate(self, frame: dict[str, Any]) -> None:
         number = frame["id"]
-        params = dict(frame["params"])
-        params["stop_token_ids"] = tuple(params.get("stop_token_ids") or ())
         try:
-            async for chunk in self._engine.generate(unpack_ids(frame["prompt"]), SamplingParams(**params)):
+            async for chunk in self._engine.generate(unpack_ids(frame["prompt"]), params_of(frame)):
                 self._send({"op": "tokens", "items": [tokens_item(number, chunk)]})
         except AgliteError as error:
             self._send(failed_frame(number, error))
@@ -101,14 +109,9 @@ class ScriptedWorker:
                 raise EngineError(f"the scripted worker has no method {frame['method']!r}")
             value = await method(**frame["args"])
         except Exception as error:  # the caller must hear of it, whatever it was
-            message, mend = (
-                (error.message, error.mend)
-                if isinstance(error, AgliteError)
-                else (f"{type(error).__name__}: {error}", "")
-            )
-            kind = type(error).__name__
-            problem = {"type": kind, "message": message, "mend": mend, "traceback": ""}
-            self._send({"op": "error", "id": frame["id"], **problem})
+            if not isinstance(error, AgliteError):
+                traceback.print_exc()
+            self._send(error_frame(frame["id"], error))
         else:
             self._send({"op": "result", "id": frame["id"], "value": value})
 

@@ -21,7 +21,7 @@ from typing import Any, NoReturn
 import msgpack
 
 from aglite.arrays import pack, unpack
-from aglite.engine.base import Chunk
+from aglite.engine.base import Chunk, SamplingParams
 from aglite.errors import AgliteError, EngineError
 
 MAX_FRAME = 1 << 30
@@ -63,6 +63,25 @@ def failed_frame(request_id: int, error: AgliteError) -> dict[str, Any]:
         "type": type(error).__name__,
         "error": error.message,
         "mend": error.mend,
+    }
+
+
+def params_of(frame: dict[str, Any]) -> SamplingParams:
+    """How a `generate` frame wants to be sampled."""
+    params = dict(frame["params"])
+    params["stop_token_ids"] = tuple(params.get("stop_token_ids") or ())
+    return SamplingParams(**params)
+
+
+def error_frame(call_id: int, error: Exception) -> dict[str, Any]:
+    """A call that ends in an error, whatever it is."""
+    known = isinstance(error, AgliteError)
+    return {
+        "op": "error",
+        "id": call_id,
+        "type": type(error).__name__,
+        "message": error.message if known else f"{type(error).__name__}: {error}",
+        "mend": error.mend if known else "see the traceback in the worker's log",
     }
 
 

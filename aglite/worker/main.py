@@ -13,9 +13,8 @@ import traceback
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from aglite.engine.base import SamplingParams
 from aglite.errors import AgliteError, DiskFullError, EngineError
-from aglite.worker.io import Connection, failed_frame, pack_floats, tokens_item, unpack_ids
+from aglite.worker.io import Connection, error_frame, failed_frame, pack_floats, params_of, tokens_item, unpack_ids
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -101,9 +100,7 @@ class Worker:
 
     def _generate(self, frame: dict[str, Any]) -> None:
         try:
-            params = dict(frame["params"])
-            params["stop_token_ids"] = tuple(params.get("stop_token_ids") or ())
-            self._ready_engine().submit(frame["id"], unpack_ids(frame["prompt"]), SamplingParams(**params))
+            self._ready_engine().submit(frame["id"], unpack_ids(frame["prompt"]), params_of(frame))
         except AgliteError as error:
             self._connection.send(failed_frame(frame["id"], error))
 
@@ -113,21 +110,10 @@ class Worker:
             if method is None:
                 raise EngineError(f"the worker has no method {frame['method']!r}", f"it has {', '.join(_METHODS)}")
             value = method(self, **frame["args"])
-        except Exception as error:  # whatever it was, the caller must hear of it; the traceback goes to the log too
-            trace = traceback.format_exc()
-            known = isinstance(error, AgliteError)
-            if not known:
-                print(trace, flush=True)
-            self._connection.send(
-                {
-                    "op": "error",
-                    "id": frame["id"],
-                    "type": type(error).__name__,
-                    "message": error.message if known else f"{type(error).__name__}: {error}",
-                    "mend": error.mend if known else "see the traceback in the worker's log",
-                    "traceback": trace,
-                }
-            )
+        except Exception as error:  # whatever it was, the caller must hear of it
+            if not isinstance(error, AgliteError):
+                print(traceback.format_exc(), flush=True)
+            self._connection.send(error_frame(frame["id"], error))
         else:
             self._connection.send({"op": "result", "id": frame["id"], "value": value})
 

@@ -188,7 +188,7 @@ async def test_closing_a_generation_cancels_it_and_errors_keep_their_kind(tmp_pa
             elif frame["op"] == "cancel":
                 connection.send({"op": "event", "kind": "cancelled", "data": {"id": frame["id"]}})
             else:
-                error = {"type": "AgliteError", "message": "disk full", "mend": "free some", "traceback": ""}
+                error = {"type": "AgliteError", "message": "disk full", "mend": "free some"}
                 connection.send({"op": "error", "id": frame["id"], **error})
         """,
     )
