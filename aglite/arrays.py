@@ -1,10 +1,10 @@
-"""Numbers packed into bytes, little-endian, for the store's columns and the worker's socket."""
+"""Sequences of numbers: packed into bytes, little-endian, for the store's columns and the worker's socket; compared."""
 
 from __future__ import annotations
 
 import sys
 from array import array
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Literal
 
 Code = Literal["i", "f", "q"]
@@ -26,3 +26,18 @@ def unpack(code: Code, data: bytes) -> array:
     if sys.byteorder == "big":
         values.byteswap()
     return values
+
+
+def common_prefix(a: Sequence[int], b: Sequence[int]) -> int:
+    """Length of the longest common prefix of two lists of tokens."""
+    size = min(len(a), len(b))
+    if a[:size] == b[:size]:
+        return size
+    low, high = 0, size  # a[:low] == b[:low], a[:high] != b[:high]
+    while high - low > 1:
+        middle = (low + high) // 2
+        if a[low:middle] == b[low:middle]:
+            low = middle
+        else:
+            high = middle
+    return low

@@ -13,6 +13,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from aglite.arrays import common_prefix
+
 
 @dataclass(slots=True)
 class Forest:
@@ -31,7 +33,7 @@ class Forest:
 def build_forest(rows: Sequence[Sequence[int]]) -> Forest:
     """Merge the common prefixes of `rows` (token ids; any order, repetitions allowed)."""
     forest = Forest(paths=[[] for _ in rows], spans=[(0, 0, 0)] * len(rows))
-    previous: Sequence[int] = ()
+    previous: Sequence[int] = []
     path: list[int] = []
     for index in sorted(range(len(rows)), key=lambda i: tuple(rows[i])):
         row = rows[index]
@@ -84,17 +86,9 @@ def plan_rows(rows: Sequence[Sequence[int]], budget: int, shared: bool = True) -
 
 def _own_nodes(rows: Sequence[Sequence[int]], order: Sequence[int]) -> list[tuple[int, int]]:
     """(row, nodes it adds to the row before it) in `order`."""
-    pairs, previous = [], ()
+    pairs: list[tuple[int, int]] = []
+    previous: Sequence[int] = []
     for index in order:
         pairs.append((index, len(rows[index]) - common_prefix(previous, rows[index])))
         previous = rows[index]
     return pairs
-
-
-def common_prefix(a: Sequence[int], b: Sequence[int]) -> int:
-    """How many tokens `a` and `b` begin with alike."""
-    length = min(len(a), len(b))
-    for index in range(length):
-        if a[index] != b[index]:
-            return index
-    return length

@@ -5,7 +5,8 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from aglite.engine.embedded.kv import PAGE, Page, PagePool, common_prefix
+from aglite.arrays import common_prefix
+from aglite.engine.embedded.kv import PAGE, Page, PagePool
 
 
 class Store:

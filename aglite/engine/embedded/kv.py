@@ -6,7 +6,9 @@ Pure bookkeeping; the tensors are in `attention.KVStore`, told through two callb
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+
+from aglite.arrays import common_prefix
 
 PAGE = 64  # tokens
 
@@ -26,21 +28,6 @@ class Page:
         self.tokens: list[int] = []
         self.readers = 0
         self.used = 0
-
-
-def common_prefix(a: Sequence[int], b: Sequence[int]) -> int:
-    """Length of the longest common prefix of two token lists."""
-    size = min(len(a), len(b))
-    if a[:size] == b[:size]:
-        return size
-    low, high = 0, size  # a[:low] == b[:low], a[:high] != b[:high]
-    while high - low > 1:
-        middle = (low + high) // 2
-        if a[low:middle] == b[low:middle]:
-            low = middle
-        else:
-            high = middle
-    return low
 
 
 class PagePool:
