@@ -4,6 +4,9 @@ import random
 
 from aglite.worker.io import pack_floats, pack_ids
 
+LORA = {"rank": 4, "alpha": 8, "targets": []}
+"""A small adapter of every linear module, as the trainer is told of it."""
+
 DEFAULTS = {
     "temperature": 0.7,
     "lr": 1e-3,
@@ -31,6 +34,15 @@ def random_rows(seed, count=8, vocabulary=97):
         mask[-1] = 1
         rows.append((prompt + reply, mask, rng.gauss(0, 1), rng.random() / 20))
     return rows
+
+
+def ids_of(rows):
+    return [row[0] for row in rows]
+
+
+def whole(rows):
+    """The plan of one update with all rows in one micro-batch."""
+    return [[list(range(len(rows)))]]
 
 
 def message(rows, logprobs, plan, **changes):

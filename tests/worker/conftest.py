@@ -38,3 +38,22 @@ def tiny_model(tmp_path_factory):
     about = {"tokenizer_class": "PreTrainedTokenizerFast", **special}
     (folder / "tokenizer_config.json").write_text(json.dumps(about))
     return folder
+
+
+@pytest.fixture(scope="module")
+def one_thread():
+    """Torch computes with one thread: what is compared bit for bit must be added up in the same order."""
+    import torch
+
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture
+def make_trainer(tiny_model, one_thread):
+    """Trainers of the tiny model in this process; a test names the settings that matter to it."""
+    from aglite.worker.trainer import Trainer
+
+    return lambda **settings: Trainer(tiny_model, **{"lr": 1e-3, "tokens_per_micro_batch": 60} | settings)

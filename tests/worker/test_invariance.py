@@ -136,13 +136,10 @@ def message(rollouts: list[list[ARollout]], settings: Recipe, *, whole: bool) ->
 
 
 @pytest.fixture(scope="module", autouse=True)
-def float64():
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
+def float64(one_thread):
     torch.set_default_dtype(torch.float64)
     yield
     torch.set_default_dtype(torch.float32)
-    torch.set_num_threads(threads)
 
 
 @pytest.fixture(scope="module")

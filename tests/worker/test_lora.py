@@ -8,29 +8,19 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from peft import PeftModel  # noqa: E402
-from training_rows import message, random_rows  # noqa: E402
+from training_rows import LORA, ids_of, message, random_rows, whole  # noqa: E402
 from transformers import AutoModelForCausalLM  # noqa: E402
 
 from aglite.errors import AgliteError  # noqa: E402
-from aglite.worker.trainer import Trainer  # noqa: E402
 
-LORA = {"rank": 4, "alpha": 8, "targets": []}
 ROWS = random_rows(21)
-IDS = [row[0] for row in ROWS]
-PLAN = [[list(range(len(ROWS)))]]
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_thread():
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
+IDS = ids_of(ROWS)
+PLAN = whole(ROWS)
 
 
 @pytest.fixture
-def make_trainer(tiny_model):
-    return lambda **settings: Trainer(tiny_model, **{"lr": 1e-3, "tokens_per_micro_batch": 60, "lora": LORA} | settings)
+def make_trainer(make_trainer):
+    return lambda **settings: make_trainer(**{"lora": LORA} | settings)
 
 
 def logprobs(model, ids, temperature=0.7):

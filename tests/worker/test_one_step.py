@@ -157,16 +157,13 @@ def plain_step(model: Any, reference: Any, name: str, normalize: str) -> tuple[f
 
 
 @pytest.fixture(scope="module")
-def trainer(tiny_model):
+def trainer(tiny_model, one_thread):
     """A trainer whose weights have left the reference's."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
     made = Trainer(tiny_model, kl=1.0, grad_clip=1e12, tokens_per_micro_batch=24)
     noise = torch.Generator().manual_seed(3)
     for _, weight in made.weights():
         weight.add_(torch.randn(weight.shape, generator=noise) * 0.006)
-    yield made
-    torch.set_num_threads(threads)
+    return made
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from training_rows import message, random_rows
+from training_rows import LORA, ids_of, message, random_rows
 
 from aglite.errors import AgliteError
 from aglite.worker.main import Worker
@@ -16,9 +16,8 @@ from aglite.worker.main import Worker
 torch = pytest.importorskip("torch")
 
 ROWS = random_rows(31)
-IDS = [row[0] for row in ROWS]
+IDS = ids_of(ROWS)
 PLAN = [[list(range(5))], [[5, 6, 7]]]
-ADAPTER = {"rank": 4, "alpha": 8, "targets": []}
 SETTINGS = {"lr": 1e-3, "tokens_per_micro_batch": 60, "kl": 0.1}
 
 RANK = """
@@ -29,9 +28,9 @@ torch.set_num_threads(1)
 from aglite.worker import verl_world
 verl_world.join("cpu")
 from aglite.worker.trainer import Trainer
-from test_ranks import ADAPTER, SETTINGS, story
+from test_ranks import LORA, SETTINGS, story
 model, out = map(Path, sys.argv[1:])
-found = [story(Trainer(model, lora=lora, **SETTINGS), out / str(lora is None)) for lora in (None, ADAPTER)]
+found = [story(Trainer(model, lora=lora, **SETTINGS), out / str(lora is None)) for lora in (None, LORA)]
 if os.environ["RANK"] == "0":
     (out / "found.json").write_text(json.dumps(found))
 """
@@ -58,15 +57,12 @@ if __name__ == "__main__":
 
 
 @pytest.fixture(scope="module")
-def alone(tiny_model, tmp_path_factory):
+def alone(tiny_model, one_thread, tmp_path_factory):
     """What one rank says, all weights trained and an adapter."""
     from aglite.worker.trainer import Trainer
 
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
     out = tmp_path_factory.mktemp("alone")
-    yield [story(Trainer(tiny_model, lora=lora, **SETTINGS), out / str(lora is None)) for lora in (None, ADAPTER)]
-    torch.set_num_threads(threads)
+    return [story(Trainer(tiny_model, lora=lora, **SETTINGS), out / str(lora is None)) for lora in (None, LORA)]
 
 
 def story(trainer, out):

@@ -6,26 +6,13 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from training_rows import message, random_rows  # noqa: E402
+from training_rows import ids_of, message, random_rows, whole  # noqa: E402
 from transformers import AutoModelForCausalLM, AutoTokenizer  # noqa: E402
 
 from aglite.errors import AgliteError  # noqa: E402
 from aglite.worker import memory  # noqa: E402
 from aglite.worker.model_inputs import Layout  # noqa: E402
 from aglite.worker.trainer import Trainer  # noqa: E402
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_thread():
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
-
-
-@pytest.fixture
-def make_trainer(tiny_model):
-    return lambda **settings: Trainer(tiny_model, **{"lr": 1e-3, "tokens_per_micro_batch": 60} | settings)
 
 
 def row_logprobs(model, ids, temperature):
@@ -112,8 +99,7 @@ def test_one_update_equals_plain_torch(make_trainer, tiny_model, level):
     rows = random_rows(1)
     trainer, model = make_trainer(), plain(tiny_model)
     recorded = [
-        [value + 0.4 * (i % 3 - 1) for i, value in enumerate(row)]
-        for row in trainer.logprobs([r[0] for r in rows], 0.7)
+        [value + 0.4 * (i % 3 - 1) for i, value in enumerate(row)] for row in trainer.logprobs(ids_of(rows), 0.7)
     ]
     batch = message(rows, recorded, [[[0, 1, 2], [3, 4], [5, 6, 7]]], rollout_is=level, rollout_is_threshold=1.2)
     before = torch.cat([value.flatten().clone() for _, value in trainer.weights()])
@@ -132,7 +118,7 @@ def test_one_update_equals_plain_torch(make_trainer, tiny_model, level):
 def test_several_updates_clip_against_the_start_of_the_step(make_trainer, tiny_model):
     rows = random_rows(2)
     trainer, model = make_trainer(), plain(tiny_model)
-    recorded = trainer.logprobs([r[0] for r in rows], 0.7)
+    recorded = trainer.logprobs(ids_of(rows), 0.7)
     plan = [[[0, 1], [2]], [[0, 1, 3]], [[4, 5], [6, 7]]]  # rows 0 and 1 twice, so that their ratio has moved
     batch = message(rows, recorded, plan, lr=2e-2)
     result = trainer.train(batch)
@@ -146,7 +132,7 @@ def test_several_updates_clip_against_the_start_of_the_step(make_trainer, tiny_m
 def test_kl_to_the_reference_is_weighted_like_the_tokens(make_trainer, tiny_model):
     rows = random_rows(3)
     trainer, model, reference = make_trainer(kl=0.5), plain(tiny_model), plain(tiny_model)
-    recorded = trainer.logprobs([r[0] for r in rows], 0.7)
+    recorded = trainer.logprobs(ids_of(rows), 0.7)
     batch = message(rows, recorded, [[list(range(8))], [list(range(8))]], kl=0.5, lr=3e-4)
     result = trainer.train(batch)
     updates = reference_step(model, rows, recorded, batch, reference=reference)
@@ -157,12 +143,12 @@ def test_kl_to_the_reference_is_weighted_like_the_tokens(make_trainer, tiny_mode
 
 def off_policy_batch(trainer, rows, **changes):
     """Rows two by two of one rollout, recorded under weights that differ more and more from row to row."""
-    exact = trainer.logprobs([row[0] for row in rows], 0.7)
+    exact = trainer.logprobs(ids_of(rows), 0.7)
     recorded = [
         [value + 0.04 * (index + 1) * (0.5 if at % 3 else -2.6) for at, value in enumerate(row)]
         for index, row in enumerate(exact)
     ]
-    batch = message(rows, recorded, [[list(range(8))]], **changes)
+    batch = message(rows, recorded, whole(rows), **changes)
     for index, row in enumerate(batch["rows"]):
         row["rollout"] = index // 2
     return batch, recorded
@@ -199,10 +185,10 @@ def test_weights_and_rejection_equal_plain_torch(make_trainer, tiny_model, chang
 def test_the_mismatch_is_measured_on_what_was_sampled_freely(make_trainer):
     rows = random_rows(14)
     trainer = make_trainer()
-    exact = trainer.logprobs([row[0] for row in rows], 0.7)
+    exact = trainer.logprobs(ids_of(rows), 0.7)
     off = [[value - 0.1 for value in row] for row in exact]
     off[3][-1] = exact[3][-1] - 1.5
-    batch = message(rows, off, [[list(range(8))]], rollout_is_threshold=2.0)
+    batch = message(rows, off, whole(rows), rollout_is_threshold=2.0)
     batch["rows"][3]["fresh"] = bytes(rows[3][1])
     result = trainer.train(batch)
     trained, fresh = sum(sum(row[1]) for row in rows), sum(rows[3][1])
@@ -216,8 +202,8 @@ def test_the_mismatch_is_measured_on_what_was_sampled_freely(make_trainer):
 def test_the_entropy_bonus_is_weighted_like_the_tokens(make_trainer, tiny_model):
     rows = random_rows(15)
     trainer = make_trainer()
-    recorded = trainer.logprobs([row[0] for row in rows], 0.7)
-    batch = message(rows, recorded, [[list(range(8))]], entropy=8.0)
+    recorded = trainer.logprobs(ids_of(rows), 0.7)
+    batch = message(rows, recorded, whole(rows), entropy=8.0)
     result = trainer.train(batch)
     ((loss, norm),) = reference_step(plain(tiny_model), rows, recorded, batch)
     assert result["loss"] == pytest.approx(loss, rel=1e-5)
@@ -235,7 +221,7 @@ def test_the_split_into_micro_batches_changes_nothing(make_trainer):
         (1, [[i] for i in range(8)]),
     ):
         trainer = make_trainer(tokens_per_micro_batch=budget)
-        recorded = trainer.logprobs([r[0] for r in rows], 0.7)
+        recorded = trainer.logprobs(ids_of(rows), 0.7)
         result = trainer.train(message(rows, recorded, [micro]))
         weights = torch.cat([value.flatten() for _, value in trainer.weights()])
         outcomes.append((result, weights))
@@ -260,7 +246,7 @@ def test_a_step_that_does_not_fit_is_refused_and_names_the_rollout_and_the_setti
     rows = random_rows(16)
     rows[5] = (rows[5][0] + [7] * 60, [*rows[5][1], *[1] * 60], 1.0, 0.1)
     trainer = make_trainer(tokens_per_micro_batch=10_000)
-    batch = message(rows, trainer.logprobs([row[0] for row in rows], 0.7), [[list(range(8))]])
+    batch = message(rows, trainer.logprobs(ids_of(rows), 0.7), whole(rows))
     for index, row in enumerate(batch["rows"]):
         row["name"] = f"r-{index}"
     before = torch.cat([weight.flatten().clone() for _, weight in trainer.weights()])
@@ -284,7 +270,7 @@ def test_a_step_that_does_not_fit_is_refused_and_names_the_rollout_and_the_setti
 def test_shared_prefixes_are_computed_once(make_trainer):
     rows = random_rows(5)
     trainer = make_trainer(tokens_per_micro_batch=10_000)
-    result = trainer.train(message(rows, trainer.logprobs([r[0] for r in rows], 0.7), [[list(range(8))]]))
+    result = trainer.train(message(rows, trainer.logprobs(ids_of(rows), 0.7), whole(rows)))
     assert result["tokens"] == sum(len(ids) for ids, *_ in rows)
     assert result["computed_tokens"] == len({tuple(ids[: end + 1]) for ids, *_ in rows for end in range(len(ids))})
 
@@ -293,28 +279,28 @@ def test_shared_prefixes_are_computed_once(make_trainer):
 def test_an_update_that_is_not_finite_is_not_applied(make_trainer, field, value):
     rows = random_rows(6)
     trainer = make_trainer()
-    recorded = trainer.logprobs([r[0] for r in rows], 0.7)
+    recorded = trainer.logprobs(ids_of(rows), 0.7)
     spoiled = [
         tuple(value if index == 5 and at == field else v for at, v in enumerate(r)) for index, r in enumerate(rows)
     ]
     before = {name: weight.clone() for name, weight in trainer.weights()}
-    result = trainer.train(message(spoiled, recorded, [[list(range(8))]]))
+    result = trainer.train(message(spoiled, recorded, whole(rows)))
     assert (result["applied"], result["updates"], result["skipped"]) == (False, 0, 1)
     assert not (math.isfinite(result["loss"]) and math.isfinite(result["grad_norm"]))
     assert all(torch.equal(before[name], weight) for name, weight in trainer.weights())
     assert not trainer.optimizer.state_dict()["state"]
-    good = trainer.train(message(rows, recorded, [[list(range(8))]]))
+    good = trainer.train(message(rows, recorded, whole(rows)))
     fresh = make_trainer()
-    assert good["grad_norm"] == fresh.train(message(rows, recorded, [[list(range(8))]]))["grad_norm"]
+    assert good["grad_norm"] == fresh.train(message(rows, recorded, whole(rows)))["grad_norm"]
     assert all(torch.equal(dict(fresh.weights())[name], weight) for name, weight in trainer.weights())
 
 
 def test_fresh_tokens_and_engine_values_are_compared(make_trainer):
     rows = random_rows(7)
     trainer = make_trainer()
-    exact = trainer.logprobs([r[0] for r in rows], 0.7)
+    exact = trainer.logprobs(ids_of(rows), 0.7)
     off = [[value + 0.25 for value in row] for row in exact]
-    batch = message(rows, off, [[list(range(8))]])
+    batch = message(rows, off, whole(rows))
     batch["rows"][0]["fresh"] = bytes(rows[0][1])
     result = trainer.train(batch)
     assert result["logprob_gap_mean"] == pytest.approx(0.25, abs=1e-4)
@@ -322,7 +308,7 @@ def test_fresh_tokens_and_engine_values_are_compared(make_trainer):
     engine = [
         value + 0.5 * (at == len(rows[1][0]) - 2) for at, value in enumerate(trainer.logprobs([rows[1][0]], 0.7)[0])
     ]
-    result = trainer.train(message(rows, exact, [[list(range(8))]]), {1: engine})
+    result = trainer.train(message(rows, exact, whole(rows)), {1: engine})
     assert result["logprob_gap_max"] == pytest.approx(0.5, abs=1e-4)
     assert result["logprob_gap_tokens"] == sum(rows[1][1])
 
@@ -334,7 +320,7 @@ def test_constrained_tokens_weigh_one_and_are_compared_with_nothing(make_trainer
     """Whatever was recorded for them: the step is the one in which engine and trainer agree on them."""
     rows = random_rows(12)
     trainer = make_trainer()
-    exact = trainer.logprobs([row[0] for row in rows], 0.7)
+    exact = trainer.logprobs(ids_of(rows), 0.7)
     free = [[value + 0.1 * (-1) ** at for at, value in enumerate(row)] for row in exact]
     held = [[at % 3 == 0 or index == 1 for at in range(len(row[0]))] for index, row in enumerate(rows)]
 
@@ -366,8 +352,8 @@ def test_constrained_tokens_weigh_one_and_are_compared_with_nothing(make_trainer
 def test_a_checkpoint_resumes_bit_for_bit(make_trainer, tiny_model, tmp_path):
     rows = random_rows(8)
     trainer = make_trainer()
-    recorded = trainer.logprobs([r[0] for r in rows], 0.7)
-    batch = message(rows, recorded, [[list(range(8))]])
+    recorded = trainer.logprobs(ids_of(rows), 0.7)
+    batch = message(rows, recorded, whole(rows))
     trainer.train(batch)
     trainer.save(tmp_path / "step-1", {"step": 1, "cursor": [3, 4]})
     trainer.train(batch)
@@ -391,7 +377,7 @@ def test_a_checkpoint_resumes_bit_for_bit(make_trainer, tiny_model, tmp_path):
 def test_a_checkpoint_and_an_export_are_model_folders(make_trainer, tmp_path):
     trainer = make_trainer()
     rows = random_rows(9)
-    trainer.train(message(rows, trainer.logprobs([r[0] for r in rows], 0.7), [[list(range(8))]]))
+    trainer.train(message(rows, trainer.logprobs(ids_of(rows), 0.7), whole(rows)))
     trainer.save(tmp_path / "step-1", {})
     trainer.export(tmp_path / "export")
     ours = dict(trainer.weights())

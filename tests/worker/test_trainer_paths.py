@@ -6,7 +6,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from training_rows import message, random_rows  # noqa: E402
+from training_rows import LORA, ids_of, message, random_rows, whole  # noqa: E402
 from transformers import AutoModelForCausalLM, MistralConfig, MistralForCausalLM  # noqa: E402
 
 from aglite.errors import AgliteError, EngineError  # noqa: E402
@@ -15,23 +15,11 @@ from aglite.worker.model_inputs import Layout, model_inputs  # noqa: E402
 from aglite.worker.trainer import Trainer  # noqa: E402
 from aglite.worker.verl_worker import CpuEngine  # noqa: E402
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 ROWS = random_rows(31)
-IDS = [row[0] for row in ROWS]
-PLAN = [[list(range(len(ROWS)))]]
-LORA = {"rank": 4, "alpha": 8, "targets": []}
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_thread():
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
-
-
-@pytest.fixture
-def make_trainer(tiny_model):
-    return lambda **settings: Trainer(tiny_model, **{"lr": 1e-3, "tokens_per_micro_batch": 60} | settings)
+IDS = ids_of(ROWS)
+PLAN = whole(ROWS)
 
 
 @pytest.fixture
@@ -40,7 +28,7 @@ def wrapped(monkeypatch):
 
 
 @pytest.fixture(scope="module")
-def usual(tiny_model):
+def usual(tiny_model, one_thread):
     """What a step of the usual trainer gives: (log-probabilities before, result, weights after)."""
     return step(Trainer(tiny_model, lr=1e-3, tokens_per_micro_batch=60))
 
