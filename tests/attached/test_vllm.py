@@ -2,10 +2,10 @@
 
 import asyncio
 import contextlib
-import time
 from dataclasses import replace
 
 import pytest
+from bench import until
 from staging import running
 from upstreams import VllmServer
 
@@ -18,13 +18,6 @@ PROMPT = [260, 261, 262]
 
 async def collect(stream):
     return [chunk async for chunk in stream]
-
-
-async def eventually(condition):
-    deadline = time.monotonic() + 5
-    while not condition():
-        assert time.monotonic() < deadline
-        await asyncio.sleep(0.005)
 
 
 async def test_tokens_and_logprobs_are_those_that_the_server_sent(server, engine):
@@ -48,9 +41,9 @@ async def test_a_response_that_nobody_reads_along_comes_in_one_piece(server, eng
     assert whole.finish_reason == "length"
     server.pause = asyncio.Event()
     task = asyncio.create_task(collect(engine.generate(PROMPT, replace(params, whole=True))))
-    await eventually(lambda: server.running == 1)
+    await until(lambda: server.running == 1)
     task.cancel()
-    await eventually(lambda: server.running == 0)
+    await until(lambda: server.running == 0)
     assert server.aborted == 1
 
 
@@ -87,7 +80,7 @@ async def test_closing_the_stream_ends_the_servers_work(server, engine):
     await anext(stream)
     assert server.running == 1
     await stream.aclose()
-    await eventually(lambda: server.running == 0)
+    await until(lambda: server.running == 0)
     assert server.aborted == 1
     assert (await engine.stats()).running == 0
 
@@ -95,7 +88,7 @@ async def test_closing_the_stream_ends_the_servers_work(server, engine):
 async def test_more_than_a_hundred_at_once(server, engine):
     server.pause = asyncio.Event()
     tasks = [asyncio.create_task(collect(engine.generate(PROMPT, SamplingParams(2)))) for _ in range(150)]
-    await eventually(lambda: server.running == 150)
+    await until(lambda: server.running == 150)
     assert (await engine.stats()).running == 150
     server.pause.set()
     assert all(sum(len(chunk.token_ids) for chunk in chunks) == 2 for chunks in await asyncio.gather(*tasks))
@@ -116,7 +109,7 @@ async def test_preempt_gives_nothing_out_until_resume(server, engine):
             got.append(chunk)
 
     reading = asyncio.create_task(read())
-    await eventually(lambda: got)
+    await until(lambda: got)
     await engine.preempt()
     server.pause.set()
     await asyncio.sleep(0.1)
@@ -268,7 +261,7 @@ async def test_a_client_that_leaves_ends_the_servers_work(tmp_path, renderer, se
         stream = await client.chat.completions.create(model="m", messages=messages, stream=True)
         await anext(stream)
         await stream.close()
-        await eventually(lambda: server.running == 0)
-        await eventually(lambda: stage.calls(session))
+        await until(lambda: server.running == 0)
+        await until(lambda: stage.calls(session))
         (call,) = stage.calls(session)
         assert call.status == "cancelled" and len(call.response_ids) == 1

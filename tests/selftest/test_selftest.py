@@ -7,8 +7,8 @@ import sys
 import time
 from pathlib import Path
 
-import psutil
 import pytest
+from bench import is_running
 from tiny import tiny_model
 
 from aglite.errors import AgliteError, RecipeError
@@ -63,7 +63,7 @@ def test_an_item_that_hangs_is_ended_with_what_it_started(bench):
     assert outcome.status == "fail" and "took more than 8 s" in outcome.detail
     child = int((bench.scratch / "child.pid").read_text())
     deadline = time.monotonic() + 10
-    while psutil.pid_exists(child) and psutil.Process(child).status() != psutil.STATUS_ZOMBIE:
+    while is_running(child):
         assert time.monotonic() < deadline, "the process that it started is alive"
         time.sleep(0.05)
 

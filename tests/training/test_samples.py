@@ -215,7 +215,7 @@ def test_two_hundred_calls_of_twenty_thousand_tokens_take_a_moment(shape: str) -
         end = 100 * index + 50 if shape == "chain" else 19_900
         response = tokens[end : end + 25] if shape == "chain" else array("i", [index] * (1 + index % 90))
         calls.append(ACall(index, tokens[:end], response))
-    started = time.perf_counter()
+    started = time.process_time()  # whatever else the machine does meanwhile
     samples = build_samples(calls)
-    assert time.perf_counter() - started < 2
+    assert time.process_time() - started < 2
     assert len(samples) == (1 if shape == "chain" else 200)

@@ -6,9 +6,9 @@ import signal
 import sys
 from pathlib import Path
 
-import psutil
 import pytest
 import pytest_asyncio
+from bench import is_running, until
 from training_rows import message, random_rows
 
 from aglite.engine.base import SamplingParams
@@ -144,12 +144,11 @@ async def main():
 asyncio.run(main())
 """
     supervisor = await asyncio.create_subprocess_exec(sys.executable, "-c", script, stdout=asyncio.subprocess.PIPE)
-    worker = psutil.Process(int(await supervisor.stdout.readline()))
-    assert worker.is_running()
+    worker = int(await supervisor.stdout.readline())
+    assert is_running(worker)
     supervisor.kill()
     await supervisor.wait()
-    psutil.wait_procs([worker], timeout=5)
-    assert not worker.is_running() or worker.status() == psutil.STATUS_ZOMBIE
+    await until(lambda: not is_running(worker))
 
 
 @pytest.mark.slow

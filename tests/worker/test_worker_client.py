@@ -10,6 +10,7 @@ import time
 
 import psutil
 import pytest
+from bench import is_running, until
 
 from aglite.engine.base import SamplingParams
 from aglite.engine.worker_client import WorkerClient
@@ -26,10 +27,6 @@ def client_of(tmp_path, script, **options):
     path = tmp_path / "child.py"
     path.write_text(PRELUDE + textwrap.dedent(script))
     return WorkerClient([sys.executable, "-u", str(path)], log_path=tmp_path / "worker.log", **options)
-
-
-def running(pid):
-    return psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
 
 
 SERVE = """
@@ -167,10 +164,7 @@ async def test_stop_ends_a_busy_child_and_its_children(tmp_path):
     exit = await client.exited
     assert exit.stopped and exit.code == 0
     await client.stop()
-    for _ in range(100):
-        if running(grandchild):
-            await asyncio.sleep(0.05)
-    assert not running(grandchild)
+    await until(lambda: not is_running(grandchild))
 
 
 async def test_closing_a_generation_cancels_it_and_errors_keep_their_kind(tmp_path):
@@ -219,13 +213,8 @@ async def test_silence_is_counted_and_ends(tmp_path):
     await client.start()
     try:
         os.kill(client.pid, signal.SIGSTOP)
-        await asyncio.wait_for(_until(lambda: client.silent_s >= 2), 8)
+        await until(lambda: client.silent_s >= 2)
         os.kill(client.pid, signal.SIGCONT)
-        await asyncio.wait_for(_until(lambda: client.silent_s == 0), 4)
+        await until(lambda: client.silent_s == 0)
     finally:
         await client.stop()
-
-
-async def _until(condition):
-    while not condition():  # noqa: ASYNC110 (it has no event for it)
-        await asyncio.sleep(0.05)
