@@ -176,6 +176,26 @@ async def test_many_at_once_are_kept_apart(tmp_path, place):
         assert {(outcome.state, outcome.reward) for outcome in outcomes} == {("done", 1.0)}
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+async def test_200_rollouts_32_at_once_leave_nothing(tmp_path, place):
+    """What a place has beside the scratch folder is looked for at the end of `place`."""
+    agent = 'printf %s "$AGLITE_ROLLOUT_ID" >answer'
+    grade = "def grade(t, r, workdir):\n    return float((workdir / 'answer').read_text() == r['id'])\n"
+    async with Bench(tmp_path, grade=grade, concurrency=32, command=["sh", "-c", agent], **place) as bench:
+        tasks = [await bench.submit() for _ in range(200)]
+        most = 0
+        while not all(task.done() for task in tasks):
+            counts = bench.launcher.counts()
+            most = max(most, counts["starting"] + counts["running"])
+            await asyncio.sleep(0.01)
+        outcomes = [task.result() for task in tasks]
+        assert {(one.state, one.reward, one.attempt) for one in outcomes} == {("done", 1.0, 1)}
+        assert 2 <= most <= 32
+        assert bench.alive() == []
+    assert os.listdir(bench.run_dir.scratch) == []
+
+
 async def test_stop_in_the_middle_cancels_all_and_leaves_nothing(tmp_path, place):
     agent = "import subprocess, time; subprocess.Popen(['setsid', 'sleep', '100']); time.sleep(100)"
     async with Bench(tmp_path, agent, concurrency=3, **place) as bench:
