@@ -98,6 +98,11 @@ class Run:
         finally:
             store.close()
 
+    @property
+    def height(self) -> float:
+        """Mean of the evaluations after training began: how high the learning curve is."""
+        return statistics.fmean(value for step, value in self.validation if step)
+
     def curve(self, metric: str) -> list[tuple[int, float]]:
         """(step, value) of a metric of the steps."""
         return [(step["step"], step[metric]) for step in self.steps]

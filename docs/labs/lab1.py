@@ -35,21 +35,18 @@ def main() -> None:
         ["seconds of an update", *(every(name, "seconds") for name in runs)],
         ["tokens of the final text that nobody sampled, in % of its replies", *(lab.spread(never[n], 1) for n in runs)],
         ["validation at the end", *(lab.spread([run.validation[-1][1] for run in runs[n].values()]) for n in runs)],
-        ["validation, mean of all evaluations", *(lab.spread([mean(run) for run in runs[n].values()]) for n in runs)],
+        ["validation, mean of all evaluations", *(lab.spread([run.height for run in runs[n].values()]) for n in runs)],
     ]
     text = lab.table(["", *runs], rows)
-    text += f"\n\nMean validation, exact minus rerender: {lab.paired(runs, 'exact', 'rerender', mean)}"
+    text += (
+        f"\n\nMean validation, exact minus rerender: {lab.paired(runs, 'exact', 'rerender', lambda run: run.height)}"
+    )
     drawn, axes = lab.figure(3)
     lab.curves(axes[0], runs, lambda run: run.curve("samples_per_rollout"), "rows per rollout")
     lab.curves(axes[1], runs, lambda run: run.curve("encoded_per_trained"), "tokens encoded per token trained")
     lab.curves(axes[2], runs, lambda run: run.validation, "validation reward")
     axes[0].legend()
     lab.save("lab1", drawn, text, options)
-
-
-def mean(run: Run) -> float:
-    """Mean of the evaluations after training began: the height of the learning curve."""
-    return statistics.fmean(value for step, value in run.validation if step)
 
 
 def forked(runs: dict[int, Run]) -> str:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import statistics
 from collections import defaultdict
+from typing import Any
 
 import lab
 from lab import Run
@@ -22,6 +23,7 @@ def main() -> None:
     runs = lab.train("lab3", CONDITIONS, options)
     entropy = {id(run): run.surprise() for by_seed in runs.values() for run in by_seed.values()}
     weights = {name: weight_by_tries(list(by_seed.values())) for name, by_seed in runs.items()}
+    pushes = {id(run): push(run) for by_seed in runs.values() for run in by_seed.values()}
     rows = []
     for name, by_seed in runs.items():
         each = list(by_seed.values())
@@ -29,9 +31,11 @@ def main() -> None:
             [
                 f"`{name}`",
                 lab.spread([run.validation[-1][1] for run in each]),
-                lab.spread([statistics.fmean(value for step, value in run.validation if step) for run in each]),
+                lab.spread([run.height for run in each]),
                 lab.spread([entropy[id(run)][-1][1] for run in each]),
-                lab.spread([run.steps[-1]["trained_tokens"] / run.steps[-1]["rollouts_trained"] for run in each], 1),
+                lab.spread([tokens(run)[-1][1] for run in each], 1),
+                lab.spread([statistics.fmean(map(tokens_of_a_reply, run.steps[-4:])) for run in each], 1),
+                lab.spread([pushes[id(run)] for run in each], 2),
                 f"{weights[name].get(6, 0.0):.1f}",
             ]
         )
@@ -42,10 +46,15 @@ def main() -> None:
             "mean of all evaluations",
             "entropy at the end",
             "tokens a rollout at the end",
+            "tokens a reply, last four steps",
+            "weight times advantage, summed over a step",
             "weight of a rollout of six tries, in those of one try",
         ],
         rows,
     )
+    for other in list(runs)[1:]:
+        gain = lab.paired(runs, "rollout", other, lambda run: run.height)
+        text += f"\n\nMean of all evaluations, rollout minus {other}: {gain}"
     drawn, axes = lab.figure(4)
     for color, (name, by_tries) in zip(lab.COLORS, weights.items(), strict=True):
         axes[0].plot(*zip(*sorted(by_tries.items()), strict=True), color=color, marker="o", label=name)
@@ -77,6 +86,22 @@ def weight_by_tries(runs: list[Run]) -> dict[int, float]:
                     for tries, values in by_tries.items():
                         ratios[tries].append(statistics.fmean(values) / one)
     return {tries: statistics.fmean(values) for tries, values in ratios.items()}
+
+
+def push(run: Run) -> float:
+    """Weight times advantage, summed over all trained tokens of a step, mean over the steps. Below 0, a step makes what
+    was sampled less likely on the whole, whatever it was."""
+    sums = []
+    with run.store() as store:
+        for step in run.steps:
+            samples = store.samples(step=step["step"])
+            sums.append(sum(sample.weight * sample.advantage * sum(sample.loss_mask) for sample in samples))
+    return statistics.fmean(sums)
+
+
+def tokens_of_a_reply(step: dict[str, Any]) -> float:
+    """Here each sample is one reply."""
+    return step["trained_tokens"] / max(1, step["samples_per_rollout"] * step["rollouts_trained"])
 
 
 def tokens(run: Run) -> list[tuple[int, float]]:
