@@ -161,6 +161,7 @@ class TrainingLoop:
         """Wait for the groups of one step; None when something else has to be looked at first."""
         wanted = self.recipe.algorithm.groups_per_step
         while not self.stopping:
+            self.groups.changed.clear()  # whatever changes from here on is looked at in the next round, without waiting
             if self.groups.failure:
                 raise self.groups.failure
             if self._evaluate_now:
@@ -177,7 +178,6 @@ class TrainingLoop:
             if (taken := self.groups.take(wanted)) is not None:
                 return taken
             await self._fill()  # in the place of groups that were set aside
-            self.groups.changed.clear()
             await wait(self.groups.changed, DISK_POLL_S)
         return None
 
@@ -249,8 +249,8 @@ class TrainingLoop:
         run = asyncio.create_task(self.evaluation.run(step=self.state.step, version=self.state.version))
         try:
             while not run.done() and not self.stopping:
-                await self._hold_if_wanted()
                 self._wake.clear()
+                await self._hold_if_wanted()
                 waiter = asyncio.create_task(wait(self._wake, DISK_POLL_S))
                 await asyncio.wait({run, waiter}, return_when=asyncio.FIRST_COMPLETED)
                 waiter.cancel()

@@ -48,6 +48,7 @@ class Pauses:
         """Hold everything until there is no reason left or `stopping`; generations then go on with `version`."""
         runtime, came_from = self._runtime, self._phases.current
         while not stopping() and (why := self.reason(need_mb)):
+            self._wake.clear()  # before anything is waited for: whoever wants something meanwhile is heard
             if not self.held:
                 runtime.gateway.gate.close()
                 if runtime.launcher is not None:
@@ -57,7 +58,6 @@ class Pauses:
                 await runtime.store.add_event("warning", "run", f"paused: {why}")
             self.held = why
             await self._phases.set("paused", why)
-            self._wake.clear()
             await wait(self._wake, DISK_POLL_S)
         if not self.held:
             return
