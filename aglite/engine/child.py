@@ -18,6 +18,8 @@ LOG_LINES = 20
 NOISE = re.compile(r"^ - (leaked|\.\.\. skipped)|^nanobind: |^See https://nanobind|resource_tracker|^$")
 """What libraries say at the end of a process, after what matters."""
 
+KILL_S = 60.0
+"""How long a process may take to end on SIGKILL; one that holds much memory of a GPU takes a while."""
 HEARTBEAT_TIMEOUT_S = 30.0
 """Silence after which a child counts as hung and is ended."""
 
@@ -98,15 +100,18 @@ class Child:
                 os.kill(self.pid, signal.SIGTERM)
 
     async def kill(self, reason: str) -> None:
-        """SIGKILL what is left of the process group; `exited` is set when this returns. Nothing to do for one that
-        could not be started."""
+        """SIGKILL what is left of the process group; `exited` is set when this returns, at the latest after KILL_S.
+        Nothing to do for one that could not be started."""
         if self.pid is None:  # 0 would be our own group
             return
         if not self.exited.done():
             self._killed_because = reason
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self.pid, signal.SIGKILL)
-        await asyncio.shield(self.exited)
+        await asyncio.wait({self.exited}, timeout=KILL_S)
+        if not self.exited.done():  # nobody can end it, and nobody shall wait for it for ever
+            held = f"process {self.pid} does not end on SIGKILL: the kernel holds it, as for a driver that hangs"
+            self._end(-signal.SIGKILL, f"{reason}, and {held}", None)
 
     async def _watch_exit(self, process: asyncio.subprocess.Process) -> None:
         code = await process.wait()
@@ -116,6 +121,10 @@ class Child:
             if not self._killed_because:
                 why = self._explain(code, self.last_lines(1000))
         finally:  # whatever was made of its log: nobody must wait for its end for ever
+            self._end(code, reason, why)
+
+    def _end(self, code: int, reason: str, why: EngineError | None) -> None:
+        if not self.exited.done():
             self.exited.set_result(ChildExit(code, reason, self.last_lines(), self.stopping, why))
 
     def last_lines(self, count: int = LOG_LINES) -> tuple[str, ...]:

@@ -77,6 +77,25 @@ asyncio.run(main())
     assert (done.returncode, done.stdout) == (0, "alive\n"), done.stderr
 
 
+async def test_a_process_that_nobody_can_end_is_not_waited_for(tmp_path, monkeypatch):
+    """As one that a driver holds in the kernel."""
+    client = client_of(tmp_path, SERVE + "    time.sleep(600)", heartbeat_timeout_s=1)
+    await client.start()
+    kill = os.killpg
+    monkeypatch.setattr("aglite.engine.child.KILL_S", 0.2)
+    monkeypatch.setattr("aglite.engine.child.os.killpg", lambda *_: None)
+    os.kill(client.pid, signal.SIGSTOP)
+    try:
+        exit = await asyncio.wait_for(client.exited, 10)
+        assert f"no sign of life for 1 s, and process {client.pid} does not end on SIGKILL" in exit.reason
+        with pytest.raises(EngineError, match="does not end on SIGKILL"):
+            await client.stats()
+        await asyncio.wait_for(client.stop(), 10)
+    finally:
+        kill(client.pid, signal.SIGKILL)
+    await until(lambda: not is_running(client.pid))
+
+
 async def test_a_temporary_folder_may_lie_deep(tmp_path, monkeypatch):
     deep = tmp_path.joinpath(*["a-folder-of-a-job-on-a-cluster"] * 4)
     deep.mkdir(parents=True)
