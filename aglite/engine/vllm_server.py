@@ -184,14 +184,16 @@ class VllmServer:
         self.child.stopping = True
         if self._watch is not None:
             self._watch.cancel()
-        await self.note_shared()
-        self.child.terminate()
-        await self.child.wait(timeout_s)
-        for path in self._shared:
-            path.unlink(missing_ok=True)
-        if self._handle >= 0:
-            await self.upstream.close()
-            os.close(self._handle)
+        try:
+            await self.note_shared()
+        finally:  # whatever became of that: it must not outlive the run
+            self.child.terminate()
+            await self.child.wait(timeout_s)
+            for path in self._shared:
+                path.unlink(missing_ok=True)
+            if self._handle >= 0:
+                await self.upstream.close()
+                os.close(self._handle)
 
 
 def command() -> list[str]:
@@ -285,7 +287,7 @@ def shared_memory(pid: int | None) -> set[Path]:
         first = psutil.Process(pid)
         for process in [first, *first.children(recursive=True)]:
             with contextlib.suppress(OSError):  # it has ended
-                lines = Path(f"/proc/{process.pid}/maps").read_text().splitlines()
+                lines = Path(f"/proc/{process.pid}/maps").read_text(errors="replace").splitlines()
                 found |= {int(line.split(maxsplit=5)[4]) for line in lines if f" {MEMORY}/" in line}
     return {files[number] for number in found & files.keys()}
 

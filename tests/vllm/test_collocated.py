@@ -6,7 +6,7 @@ import signal
 import time
 
 import pytest
-from bench import until
+from bench import is_running, until
 from fake_vllm import ODD
 
 from aglite.engine import vllm_own
@@ -329,6 +329,15 @@ async def test_advice_on_memory_is_not_the_cause_of_an_end(stage):
         with pytest.raises(EngineError, match="the vLLM server ended: ValueError: the model has no such layer") as told:
             await pair.start(stage.model, {}, 0, None)
         assert not isinstance(told.value, OutOfMemory)
+
+
+async def test_it_is_ended_though_what_it_shares_cannot_be_told(stage, monkeypatch):
+    async with stage.pair(trainer=False) as pair:
+        pid = pair.engine.server.child.pid
+        monkeypatch.setattr("aglite.engine.vllm_server.shared_memory", lambda pid: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            await pair.stop()
+        assert not is_running(pid)
 
 
 async def test_gpu_memory_cannot_be_passed_on_where_there_is_none(stage, monkeypatch):

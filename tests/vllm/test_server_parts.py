@@ -1,9 +1,11 @@
 """How vLLM is started, what its log tells, and where it listens."""
 
 import json
+import mmap
 import multiprocessing
 import os
 from multiprocessing import shared_memory
+from pathlib import Path
 
 import pytest
 
@@ -124,6 +126,16 @@ def test_what_is_shared_in_memory_is_found():
         block.close()
         block.unlink()
     assert block.name not in {path.name for path in find_shared(os.getpid())}
+
+
+def test_a_file_whose_name_is_no_text_is_no_obstacle(tmp_path):
+    odd = os.fsencode(tmp_path) + b"/caf\xe9"
+    with open(odd, "w+b") as file:
+        file.write(bytes(4096))
+        file.flush()
+        with mmap.mmap(file.fileno(), 4096):
+            assert b"caf\xe9" in Path("/proc/self/maps").read_bytes()
+            find_shared(os.getpid())
 
 
 def test_a_machine_without_memory_for_files_shares_none(tmp_path, monkeypatch):
