@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import signal
 import subprocess
 import sys
@@ -11,6 +12,7 @@ from typing import Any
 
 import psutil
 
+from aglite.errors import StoreError
 from aglite.gpus import gpus
 from aglite.paths import RunDir
 from aglite.selftest.bench import Bench, Failed, Figures, Skip, expect
@@ -116,7 +118,7 @@ def _wait_for_rollouts(process: subprocess.Popen[Any], run_dir: RunDir) -> list[
             process.poll() is None,
             f"the run ended with exit code {process.returncode}; see {run_dir.path.parent}/out.log",
         )
-        if run_dir.db.exists():
+        with contextlib.suppress(StoreError):  # it is not there yet, or just being made
             store = Store.open(run_dir.db, readonly=True)
             try:
                 done = store.rollouts("done", limit=1)

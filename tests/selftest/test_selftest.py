@@ -12,7 +12,8 @@ from bench import is_running
 from tiny import tiny_model
 
 from aglite.errors import AgliteError, RecipeError
-from aglite.selftest import run, vllm_items
+from aglite.paths import RunDir
+from aglite.selftest import run, up_items, vllm_items
 from aglite.selftest.bench import Bench, Failed
 from aglite.selftest.items import ITEMS, NAMED, Item
 
@@ -171,6 +172,16 @@ def test_weights_that_do_not_arrive_fail_the_item(bench, stand_ins):
     stand_ins[0](stale=True)
     with pytest.raises(AgliteError, match="vLLM does not have the trainer's weights"):
         vllm_items.transfer_folder(bench)
+
+
+def test_a_database_that_is_being_made_is_waited_for(tmp_path):
+    run_dir = RunDir(tmp_path)
+    for text in (None, ""):
+        if text is not None:
+            run_dir.db.write_text(text)
+        sleeper = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(1)"])
+        with sleeper as process, pytest.raises(Failed, match="the run ended with exit code 0"):
+            up_items._wait_for_rollouts(process, run_dir)
 
 
 def test_a_generation_spans_an_update(bench, stand_ins):
