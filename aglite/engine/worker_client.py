@@ -82,7 +82,7 @@ class WorkerClient:
         loop = asyncio.get_running_loop()
         ready: asyncio.Future[dict[str, Any]] = loop.create_future()
         folder = Path(tempfile.mkdtemp(prefix="aglite-worker-", dir=near_tmp()))
-        self._socket = _Socket(self._receive, ready)
+        self._socket = _Socket(self._receive, ready, self._garbled)
         server = await loop.create_unix_server(lambda: self._socket, path=str(folder / "socket"))
         try:
             await self._child.start([*self._command, "--socket", str(folder / "socket")], self._env)
@@ -131,6 +131,11 @@ class WorkerClient:
                 await self._child.kill(f"the {self.name} gave no sign of life for {self._heartbeat_timeout_s:g} s")
 
     # frames
+
+    def _garbled(self, error: EngineError) -> None:
+        """Nothing that it sends from now on can be understood."""
+        reason = f"the {self.name} speaks another protocol: {error.message}"
+        self._tasks.append(asyncio.create_task(self._child.kill(reason)))
 
     def _receive(self, frame: dict[str, Any]) -> None:
         op = frame["op"]
@@ -280,11 +285,17 @@ class WorkerClient:
 class _Socket(asyncio.Protocol):
     """The supervisor's end of the one connection that a worker makes."""
 
-    def __init__(self, receive: Callable[[dict[str, Any]], None], ready: asyncio.Future[dict[str, Any]]) -> None:
+    def __init__(
+        self,
+        receive: Callable[[dict[str, Any]], None],
+        ready: asyncio.Future[dict[str, Any]],
+        garbled: Callable[[EngineError], None],
+    ) -> None:
         self.heard = False
         self.closed = False
         self._receive = receive
         self._ready = ready
+        self._garbled = garbled
         self._reader = FrameReader()
         self._transport: asyncio.Transport | None = None
 
@@ -296,7 +307,14 @@ class _Socket(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         self.heard = True
-        for frame in self._reader.feed(data):
+        try:
+            frames = self._reader.feed(data)
+        except EngineError as error:
+            assert self._transport is not None
+            self._transport.pause_reading()  # type: ignore[attr-defined]
+            self._garbled(error)
+            return
+        for frame in frames:
             if frame["op"] == "ready":
                 if not self._ready.done():
                     self._ready.set_result(frame.get("info") or {})

@@ -77,6 +77,14 @@ asyncio.run(main())
     assert (done.returncode, done.stdout) == (0, "alive\n"), done.stderr
 
 
+@pytest.mark.parametrize("first", ["", 'connection.send({"op": "ready", "info": {}})'])
+async def test_a_child_that_speaks_another_protocol_is_ended_and_told_so(tmp_path, first):
+    client = client_of(tmp_path, f"{first}\nconnection._socket.sendall(b'GET / HTTP/1.1\\r\\n' * 99)\ntime.sleep(60)")
+    with pytest.raises(EngineError, match=r"the model worker speaks another protocol: frame of \d+ bytes"):
+        await client.start()
+        await client.stats()
+
+
 async def test_a_process_that_nobody_can_end_is_not_waited_for(tmp_path, monkeypatch):
     """As one that a driver holds in the kernel."""
     client = client_of(tmp_path, SERVE + "    time.sleep(600)", heartbeat_timeout_s=1)
