@@ -162,7 +162,13 @@ class VllmEngine:
         """All that arrived together; of the most probable tokens, `most` a place."""
         chunk = Chunk([], [], version, None, [] if most else None)
         events = [_without_prompt(data) for data in batch if data != b"[DONE]"]
-        for event in orjson.loads(b"[%b]" % b",".join(events)):  # one call of the parser for all
+        try:
+            found = orjson.loads(b"[%b]" % b",".join(events))  # one call of the parser for all
+        except orjson.JSONDecodeError:
+            said = b" ".join(batch)[:200]
+            mend = "see its log, and that of a proxy where one stands between"
+            raise EngineError(f"{self._server.where} sent what is no JSON: {said!r}", mend) from None
+        for event in found:
             if "error" in event:
                 raise EngineError(f"vLLM: {error_words(orjson.dumps(event))[0]}", "see its log")
             for choice in event["choices"]:

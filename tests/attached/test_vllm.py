@@ -5,6 +5,7 @@ import contextlib
 from dataclasses import replace
 
 import pytest
+from aiohttp import web
 from bench import until
 from staging import running
 from upstreams import VllmServer
@@ -142,6 +143,20 @@ async def test_a_connection_that_breaks_off_is_an_error(server, engine):
     server.drop_after = 2
     with pytest.raises(EngineError, match="broke off"):
         await collect(engine.generate(PROMPT, SamplingParams(4)))
+
+
+@pytest.mark.parametrize("whole", [False, True])
+async def test_what_a_proxy_says_in_its_place_is_quoted(server, engine, monkeypatch, whole):
+    async def answer(request):
+        if whole:
+            return web.Response(text="<html>moved</html>", content_type="text/html")
+        response = await server.stream(request)
+        await response.write(b"data: <html>moved</html>\n\n")
+        return response
+
+    monkeypatch.setattr(server, "answer", answer)
+    with pytest.raises(EngineError, match=r"vLLM at http://\S+ sent what is no JSON: b'<html>moved"):
+        await collect(engine.generate(PROMPT, SamplingParams(4, whole=whole)))
 
 
 async def test_a_server_that_went_away_and_came_back_is_tried_out_again(server, engine):
