@@ -12,19 +12,21 @@ class Slots:
 
     def __init__(self, size: int) -> None:
         self.size = self._free = size
-        self._waiting: list[tuple[int, asyncio.Future[None]]] = []
+        self._waiting: list[tuple[int, asyncio.Future[None], asyncio.Future[Any]]] = []
         self._closed = False
         self._let_in: int | None = None
 
     async def take(self, order: int, stop: asyncio.Future[Any]) -> bool:
         """Wait for a slot; False, with no slot, if `stop` is done first. `order` is unique among those waiting."""
         turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        heapq.heappush(self._waiting, (order, turn))
+        heapq.heappush(self._waiting, (order, turn, stop))
         self._hand_out()
         await asyncio.wait({turn, stop}, return_when=asyncio.FIRST_COMPLETED)
         if not stop.done():
             return True
-        if turn.done():
+        if turn.done():  # both at once
+            if self._let_in is not None:
+                self._let_in += 1
             self.give()
         turn.cancel()
         return False
@@ -54,8 +56,8 @@ class Slots:
 
     def _hand_out(self) -> None:
         while self._free > 0 and self._waiting and not self._closed and self._let_in != 0:
-            _, turn = heapq.heappop(self._waiting)
-            if not turn.done():
+            _, turn, stop = heapq.heappop(self._waiting)
+            if not (turn.done() or stop.done()):
                 turn.set_result(None)
                 self._free -= 1
                 if self._let_in is not None:

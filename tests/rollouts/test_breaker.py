@@ -2,6 +2,7 @@
 
 import asyncio
 
+import pytest
 from bench import Bench, until
 
 from aglite.rollouts.breaker import IN_A_ROW, Breaker
@@ -82,6 +83,29 @@ async def test_a_grader_that_is_broken_is_not_mended_by_an_agent_that_starts_nor
         assert breaker.is_open
         assert not breaker.ended(probe, "t", end)
         assert breaker.is_open == (end is not None)
+
+
+@pytest.mark.parametrize("killed", ["before it asks for its turn", "as its turn comes"])
+async def test_a_rollout_that_is_killed_does_not_take_the_place_of_the_probe(killed):
+    """Nobody would be let in ever after."""
+    slots, breaker, _ = make(first_wait_s=0.02)
+    for number in range(IN_A_ROW):
+        breaker.ended(object(), f"t{number}", DOWN)
+    stop, never = (asyncio.get_running_loop().create_future() for _ in range(2))
+    if killed == "as its turn comes":
+        taking = asyncio.create_task(slots.take(0, stop))
+        await asyncio.sleep(0)
+        while slots._waiting:  # noqa: ASYNC110 (until one is let in)
+            await asyncio.sleep(0)
+        assert not taking.done(), "it does not know yet: the test tests nothing"
+        stop.set_result("killed")
+        assert not await taking
+    else:
+        await asyncio.sleep(0.1)
+        stop.set_result("killed")
+        assert not await slots.take(0, stop)
+    assert await asyncio.wait_for(slots.take(1, never), 5)
+    breaker.stop()
 
 
 async def test_a_machine_that_starts_nothing_costs_no_rollout_and_goes_on_when_it_does(tmp_path):
