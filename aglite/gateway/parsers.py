@@ -232,7 +232,10 @@ class HermesParser:
         if not isinstance(data, dict) or not isinstance(data.get("name"), str) or not data["name"]:
             return False
         arguments = data.get("arguments", data.get("parameters", {}))
-        text = arguments if isinstance(arguments, str) else orjson.dumps(arguments).decode()
+        try:
+            text = arguments if isinstance(arguments, str) else orjson.dumps(arguments).decode()
+        except orjson.JSONEncodeError:  # it reads 1024 levels and writes 255
+            return False
         pieces += [ToolStart(self._calls, new_call_id(), data["name"]), ToolArguments(self._calls, text)]
         self._calls += 1
         return True

@@ -201,6 +201,13 @@ def test_a_call_that_never_gets_to_its_arguments_is_read_once(renderer: ChatRend
         assert not any(isinstance(piece, ToolArguments) for piece in pieces)
 
 
+def test_a_call_that_is_nested_too_deeply_is_text(renderer: ChatRenderer) -> None:
+    text = '<tool_call>{"name": "f", "parameters": {"a": ' + "[" * 300 + "]" * 300 + "}}</tool_call>"
+    parser = HermesParser(renderer.tokenizer, stops=(), tools=True)
+    pieces = [*parser.feed(renderer.tokenizer.encode(text)), *parser.finish()]
+    assert "".join(piece.text for piece in pieces) == text
+
+
 def test_tools_are_found_by_the_names_that_a_choice_may_give_them() -> None:
     tools = [
         {"type": "namespace", "name": "fs", "tools": [{"type": "function", "name": "read"}]},
