@@ -90,7 +90,9 @@ class Gateway:
     ) -> Session:
         """Let an attempt of a rollout in; its `token` and `path` are what the agent is given. An earlier attempt's
         session ends. `sampling` None leaves it to the agent; `seed` makes its calls repeatable."""
-        self.sessions.remove(rollout_id)
+        earlier = self.sessions.remove(rollout_id)
+        if earlier is not None:
+            earlier.closed = True
         session = Session(
             rollout_id,
             attempt,
@@ -128,7 +130,7 @@ class Gateway:
         if session is None and self.serve_open and rollout_id is None:
             session = await self._open_external(token or "")
         if session is None or (rollout_id is not None and session.rollout_id != rollout_id):
-            return Problem(401, "auth", "no running rollout has this token", code="invalid_api_key")
+            return _stranger()
         return session
 
     async def _open_external(self, token: str) -> Session:
@@ -207,6 +209,8 @@ class Gateway:
             earlier = session.retries.find(digest, retry)
             if earlier is not None and await self._joined(session, earlier, request, connection):
                 return None, None
+            if session.closed:  # while the body came, or the exchange that was joined ended
+                return _stranger(), None
             recall(self.store, session, request)
         except RequestError as error:
             return request_problem(error), None
@@ -315,6 +319,10 @@ class Gateway:
                     task = asyncio.create_task(exchange.keep_alive())
                     self._keeping_alive.add(task)
                     task.add_done_callback(self._keeping_alive.discard)
+
+
+def _stranger() -> Problem:
+    return Problem(401, "auth", "no running rollout has this token", code="invalid_api_key")
 
 
 def parse(dialect: Dialect, body: bytes) -> Request:

@@ -52,6 +52,7 @@ class Session:
         self.infra_error: str | None = None
         """Set while the last call ended in an error of ours (5xx)."""
         self.closed = False
+        """It has ended: what was on its way to it by then is turned away."""
         self.used_at = time.monotonic()
         """When a request last began or ended."""
         self.exchanges: set[Exchange] = set()

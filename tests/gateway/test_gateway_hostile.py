@@ -120,6 +120,21 @@ async def test_clients_that_vanish_in_the_middle_of_a_body(stage: Stage) -> None
     assert not session.exchanges
 
 
+async def test_a_request_that_is_whole_only_after_its_rollout_has_ended_is_turned_away(stage: Stage) -> None:
+    session = await stage.session()
+    reader, writer = await _connect(stage)
+    body = json.dumps({"messages": MESSAGES}).encode()
+    writer.write(_head(session, len(body)) + body[:10])
+    await writer.drain()
+    await asyncio.sleep(0.1)  # it is let in, and its body waited for
+    await stage.gateway.close_session(session.rollout_id)
+    writer.write(body[10:])
+    async with asyncio.timeout(5):
+        assert (await reader.readuntil(b"\r\n")).startswith(b"HTTP/1.1 401 ")
+    assert stage.engine.sent == [] and stage.calls(session) == []
+    writer.close()
+
+
 async def test_a_client_that_closes_its_sending_half_still_gets_its_answer_or_is_counted_gone(stage: Stage) -> None:
     stage.engine.script = {"length": 4, "latency_s": 0.02}
     session = await stage.session()

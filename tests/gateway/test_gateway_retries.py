@@ -200,6 +200,25 @@ async def test_when_the_last_of_them_leaves_the_sampling_stops(stage: Stage, spo
 
 @speaks
 @asks
+async def test_a_retry_that_has_joined_ends_with_the_rollout(stage: Stage, spoken: Spoken, stream: bool) -> None:
+    """What it waits for ends without a reply, and nothing is sampled in its place."""
+    stage.engine.script = {"latency_s": 0.01, "length": 1000}
+    session = await stage.session()
+    first = await Client.ask(stage, session, spoken, stream)
+    await until(lambda: stage.engine.running == 1)
+    (exchange,) = session.exchanges
+    joiner = await Client.ask(stage, session, spoken, stream, x_stainless_retry_count="1")
+    await until(lambda: exchange.joiners == 1)
+    await stage.gateway.close_session(session.rollout_id)
+    assert b" 401 " in (await joiner.whole()).split(b"\r\n")[0]
+    await first.whole()
+    assert len(stage.engine.sent) == 1 and not session.exchanges
+    (call,) = stage.calls(session)
+    assert call.status == "cancelled"
+
+
+@speaks
+@asks
 async def test_best_of_n_is_sampled_n_times(stage: Stage, spoken: Spoken, stream: bool) -> None:
     """Equal requests side by side, of which one is cut off: its retry repeats that one and takes none of the others."""
     stage.engine.script = {"latency_s": 0.01, "length": 30}
