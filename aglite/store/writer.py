@@ -127,7 +127,10 @@ class Writer:
             return False
         name = str(getattr(error, "sqlite_errorname", ""))
         if name.startswith("SQLITE_IOERR"):  # which is what the write-ahead log's own files give
-            return shutil.disk_usage(self._path.parent).free < NO_ROOM_BYTES
+            try:
+                return shutil.disk_usage(self._path.parent).free < NO_ROOM_BYTES
+            except OSError:  # the folder has gone with its disk: no room will ever come
+                return False
         return name == "SQLITE_FULL"
 
     def _say_full(self, full: bool) -> None:

@@ -148,6 +148,22 @@ async def test_writes_wait_for_room_if_they_are_to(tmp_path: Path) -> None:
     writer.close()
 
 
+async def test_a_disk_that_goes_away_fails_the_write_though_writes_wait_for_room(tmp_path: Path) -> None:
+    """How much room there is cannot be asked any more."""
+    writer = Writer(sqlite3.connect(":memory:", isolation_level=None, check_same_thread=False), tmp_path / "gone" / "x")
+    writer.wait_when_full(lambda full: None)
+
+    def put(db: sqlite3.Connection) -> None:
+        error = sqlite3.OperationalError("disk I/O error")
+        error.sqlite_errorname = "SQLITE_IOERR_WRITE"  # as SQLite itself sets it
+        raise error
+
+    with pytest.raises(StoreError, match="could not be read or written"):
+        await asyncio.wait_for(writer.write(put), 10)
+    assert await writer.write(lambda db: 1) == 1
+    writer.close()
+
+
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
     """A file system of 2 MB."""
