@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import time
@@ -72,6 +73,8 @@ def _wait(client: ControlClient, pid: int, deadline: float, on_line: Callable[[s
 
 def _signal(pid: int, number: int) -> None:
     """Signal the process if it is aglite's: a stale control.json may name a pid that is somebody else's by now."""
-    if b"aglite" not in Path(f"/proc/{pid}/cmdline").read_bytes():
-        raise AgliteError(f"process {pid} is not an aglite supervisor", "remove the stale control.json")
-    os.kill(pid, number)
+    with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # it has just ended
+        command = Path(f"/proc/{pid}/cmdline").read_bytes()  # that of a process which waits to be collected is empty
+        if command and b"aglite" not in command:
+            raise AgliteError(f"process {pid} is not an aglite supervisor", "remove the stale control.json")
+        os.kill(pid, number)

@@ -14,6 +14,7 @@ import pytest
 from cli_done import Aglite
 from fake_daemon import FakeDaemon, running
 
+from aglite.cli import stop
 from aglite.cli.stop import down
 from aglite.errors import AgliteError
 from aglite.paths import RunDir
@@ -121,6 +122,23 @@ def test_never_signals_a_process_that_is_not_ours(run: RunDir) -> None:
     assert other.poll() is None
     other.kill()
     other.wait()
+
+
+def test_one_that_ends_before_the_signal_is_no_error(
+    run: RunDir, process: Process, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is there when it is looked at, and gone when it is to be ended; collected by its parent, or not yet."""
+    process.daemon.go_silent()
+    process.child.kill()
+    monkeypatch.setattr("aglite.client.alive", lambda pid: True)
+    for collected in (False, True):
+        if collected:
+            process.child.wait()
+        looks = iter([True])
+        monkeypatch.setattr(stop, "alive", lambda pid, looks=looks: next(looks, False))
+        said: list[str] = []
+        assert down(run, now=True, on_line=said.append) == 0
+        assert "does not answer" in said[0] and said[-1] == "stopped"
 
 
 def test_nothing_to_stop_is_fine(aglite: Aglite, finished: RunDir) -> None:
