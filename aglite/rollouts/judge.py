@@ -93,11 +93,12 @@ class Judge:
             return _error(401, "this address answers graders while they grade")
         if grading.calls >= self._settings.calls:
             return _error(403, f"a grading may make {self._settings.calls} calls (reward.judge.calls)")
-        if int(request.headers.get("content-length") or 0) > BODY_BYTES:
-            return _error(413, f"the request is longer than {BODY_BYTES:,} bytes")
         grading.calls += 1
+        data = await _body(request)
+        if data is None:
+            return _error(413, f"the request is longer than {BODY_BYTES:,} bytes")
         try:
-            body = orjson.loads(await request.body())
+            body = orjson.loads(data)
         except orjson.JSONDecodeError:
             return _error(400, "the body is not JSON")
         if not isinstance(body, dict) or body.get("stream"):
@@ -125,6 +126,16 @@ class Judge:
         if not isinstance(reply, dict):
             return status if status >= 400 else 0, {"error": {"message": data[:500].decode(errors="replace")}}
         return status, reply
+
+
+async def _body(request: Request) -> bytes | None:
+    """The body of a request; None if it is longer than BODY_BYTES, whatever was said of its length before."""
+    data = bytearray()
+    async for part in request.stream():
+        data += part
+        if len(data) > BODY_BYTES:
+            return None
+    return bytes(data)
 
 
 def _error(status: int, message: str) -> JSONResponse:

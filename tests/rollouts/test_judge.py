@@ -101,6 +101,26 @@ async def test_the_address_is_dead_after_the_grading_and_counts_calls(tmp_path, 
             assert outcome.reward == 1.0, (outcome, bench.log())
 
 
+@pytest.mark.parametrize("chunked", [False, True], ids=["declared", "chunked"])
+async def test_a_request_without_end_is_not_held_in_memory(tmp_path, endpoint, monkeypatch, chunked):
+    """What an agent made may run where its grader has the judge's address."""
+    monkeypatch.setenv("TEST_JUDGE_KEY", KEY)
+    grade = f"""
+        import http.client, os, urllib.parse
+        PART = b" " * (1 << 20)
+        def grade(task, rollout, workdir):
+            url = urllib.parse.urlsplit(os.environ["JUDGE_BASE_URL"])
+            connection = http.client.HTTPConnection(url.hostname, url.port)
+            headers = {{"Authorization": "Bearer " + os.environ["JUDGE_API_KEY"]}}
+            body = (PART for _ in range(9)) if {chunked} else PART * 9
+            connection.request("POST", url.path + "/chat/completions", body, headers, encode_chunked={chunked})
+            return connection.getresponse().status
+    """
+    async with judged(tmp_path, endpoint.url, grade) as bench:
+        assert (await bench.run()).reward == 413, bench.log()
+        assert bench.store.judge_calls(bench.last) == []
+
+
 async def test_an_endpoint_that_is_away_is_the_infrastructures_fault_and_said(tmp_path, monkeypatch):
     monkeypatch.setenv("TEST_JUDGE_KEY", KEY)
     async with judged(tmp_path, "http://127.0.0.1:9") as bench:
