@@ -225,6 +225,47 @@ async def test_a_token_that_has_expired_is_read_anew(tmp_path, cluster, monkeypa
         assert (outcome.state, outcome.attempt) == ("done", 1)
 
 
+async def test_a_token_that_expires_while_an_agent_runs_costs_nothing_that_it_leaves(tmp_path, cluster, monkeypatch):
+    """The first to notice may be who fetches it; and the configuration may be being written just then."""
+    monkeypatch.setattr(api_module, "RECONNECT_S", 0.0)
+    valid, whole = {"token": "t0ken"}, cluster.kubeconfig.read_text()
+
+    def rule(request):
+        ok = request._raw_request.headers.get("Authorization") == f"Bearer {valid['token']}"
+        return None if ok else Refusal(status=401, reason="Unauthorized", message="expired")
+
+    async with answering(tmp_path, 1) as bench:
+        task = await bench.submit()
+        await running(cluster)
+        cluster.rules.append(rule)
+        valid["token"] = "new"
+        cluster.kubeconfig.write_text("{")
+        await asyncio.sleep(3)
+        assert not task.done()
+        cluster.kubeconfig.write_text(whole.replace("t0ken", "new"))
+        outcome = await task
+        assert (outcome.state, outcome.reward, outcome.attempt) == ("done", 1.0, 1)
+
+
+async def test_a_creation_that_clears_its_way_may_be_refused_as_any_other(tmp_path, cluster):
+    async with answering(tmp_path, 0) as bench:
+        cluster.rules += [
+            refusing("jobs", status=409, reason="AlreadyExists", message="there is one"),
+            refusing("jobs", "GET", status=403, reason="Forbidden", message="no looking"),
+        ]
+        outcome = await bench.run()
+        assert outcome.cause.startswith("recipe: agent.backend: the cluster does not allow a Job: no looking"), outcome
+
+
+async def test_a_page_that_is_no_answer_is_asked_for_again(tmp_path, cluster, monkeypatch):
+    """Proxies have pages of their own, and give them with status 200."""
+    parsed, pages = api_module._parsed, iter([b"<html>", b"[]"])
+    monkeypatch.setattr(api_module, "_parsed", lambda data: parsed(next(pages, data)))
+    async with answering(tmp_path, 0) as bench:
+        outcome = await bench.run()
+        assert (outcome.state, outcome.attempt) == ("done", 1)
+
+
 # nodes
 
 

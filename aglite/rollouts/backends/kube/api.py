@@ -120,11 +120,17 @@ class Api:
         self._connected_at = time.monotonic()
         return ApiClient(configuration)
 
-    async def _reconnect(self) -> None:
-        """Read the configuration anew: tokens of cloud providers hold for minutes."""
-        if time.monotonic() - self._connected_at > RECONNECT_S:
+    async def _has_newer(self, client: ApiClient) -> bool:
+        """Whether there are other credentials now than a client's, which were refused. Tokens of cloud providers hold
+        for minutes: the configuration is read anew. Raises NoAnswer where that cannot be done at the moment."""
+        if self._client is client and time.monotonic() - self._connected_at > RECONNECT_S:
+            try:
+                newer = await self._load()
+            except RecipeError as error:  # it was there at the start: somebody is writing it
+                raise NoAnswer(error.message) from error
             self._former.append(self._client)  # streams may still come over it
-            self._client = await self._load()
+            self._client = newer
+        return self._client is not client
 
     async def call(
         self,
@@ -143,19 +149,15 @@ class Api:
         """
         deadline = time.monotonic() + patience_s
         wait_s = FIRST_WAIT_S
-        renewed = False
         while True:
             problem: Exception
             try:
                 async with self._request(
                     method, path, body, query, timeout_s=CALL_TIMEOUT_S, content_type=content_type
                 ) as answer:
-                    return json.loads(await answer.read())
+                    data = await answer.read()
+                return _parsed(data)
             except ApiError as error:
-                if error.status == 401 and not renewed:
-                    renewed = True
-                    await self._reconnect()
-                    continue
                 if error.status not in PASSING:
                     raise
                 problem = error
@@ -199,7 +201,7 @@ class Api:
             ) as connection:
                 yield connection
         except aiohttp.WSServerHandshakeError as error:
-            if error.status in PASSING:
+            if error.status in PASSING or (error.status == 401 and await self._has_newer(client)):
                 raise NoAnswer(f"exec: HTTP {error.status}") from error
             raise ApiError(error.status, "", f"exec: {error.message or f'HTTP {error.status}'}") from None
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
@@ -232,6 +234,8 @@ class Api:
             )
             answer = (await client.call_api(method, url, headers, payload, _request_timeout=timeout)).response
             try:
+                if answer.status == 401 and await self._has_newer(client):
+                    raise NoAnswer("its credentials have expired, and were read anew")
                 if answer.status >= 400:
                     raise _refusal(answer.status, await answer.read(), answer.headers.get("Retry-After"))
                 yield answer
@@ -245,6 +249,17 @@ class Api:
 
 class NoAnswer(Exception):
     """The API server cannot be reached, or broke off."""
+
+
+def _parsed(data: bytes) -> dict[str, Any]:
+    """An answer as an object. Raises NoAnswer for what is none, such as a page of a proxy in between."""
+    try:
+        found = json.loads(data)
+    except ValueError:
+        found = None
+    if not isinstance(found, dict):
+        raise NoAnswer(f"what answers is no API server: {data[:100]!r}")
+    return found
 
 
 class Silence(NoAnswer):

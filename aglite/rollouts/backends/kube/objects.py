@@ -52,24 +52,35 @@ class Objects:
 
         Raises RecipeError or BackendError.
         """
-        kind, name = body["kind"], body["metadata"]["name"]
         wait_s = FIRST_WAIT_S
         while True:
             try:
-                return await self._api.call("POST", path, body, STRICT)
+                if made := await self._try_to_make(path, body, waits):
+                    return made
             except ApiError as error:
-                if error.status == 409 and error.reason == "AlreadyExists":
-                    there = await self.get(f"{path}/{name}")
-                    if there is not None and self._is_ours(there):
-                        return there  # the answer to an earlier try got lost
-                    waits(f"a {kind} {name} of before is being deleted")
-                    await self.delete(f"{path}/{name}")
-                elif error.status == 409 or error.is_quota:
-                    waits(str(error)[:300])
-                else:
-                    raise refused(error, f"a {kind}") from error
+                raise refused(error, f"a {body['kind']}") from error
             await asyncio.sleep(wait_s * random.uniform(0.8, 1.2))
             wait_s = min(2 * wait_s, LONGEST_WAIT_S)
+
+    async def _try_to_make(
+        self, path: str, body: Mapping[str, Any], waits: Callable[[str], None]
+    ) -> dict[str, Any] | None:
+        """The object that was created, or None where it may be later. Raises ApiError or BackendError."""
+        kind, name = body["kind"], body["metadata"]["name"]
+        try:
+            return await self._api.call("POST", path, body, STRICT)
+        except ApiError as error:
+            if error.status == 409 and error.reason == "AlreadyExists":
+                there = await self.get(f"{path}/{name}")
+                if there is not None and self._is_ours(there):
+                    return there  # the answer to an earlier try got lost
+                waits(f"a {kind} {name} of before is being deleted")
+                await self.delete(f"{path}/{name}")
+            elif error.status == 409 or error.is_quota:
+                waits(str(error)[:300])
+            else:
+                raise
+        return None
 
     def _is_ours(self, there: Mapping[str, Any]) -> bool:
         metadata = there["metadata"]
