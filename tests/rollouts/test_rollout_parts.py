@@ -2,14 +2,18 @@
 
 import asyncio
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+import requests
 from hypothesis import given
 from hypothesis import strategies as st
 
 from aglite.config import Limits
 from aglite.errors import RecipeError
-from aglite.rollouts.causes import CAUSES, Cause, kind_of
+from aglite.rollouts.backends import docker
+from aglite.rollouts.backends.docker import DockerRunning
+from aglite.rollouts.causes import CAUSES, BackendError, Cause, kind_of
 from aglite.rollouts.environment import fill
 from aglite.rollouts.logfile import LogFile
 from aglite.rollouts.outcome import cause_of
@@ -123,6 +127,47 @@ def test_every_cause_has_a_kind_and_no_other_is_made():
     assert kind_of("") is None and kind_of("run stopped") is None
     with pytest.raises(ValueError):
         Cause("bad luck")
+
+
+class GoneEngine:
+    """A Docker Engine that has gone away."""
+
+    def ended(self, container):
+        return asyncio.get_running_loop().create_future()
+
+    async def kill(self, container, signal):
+        raise BackendError(Cause("backend", "Docker: connection refused"))
+
+    async def remove(self, container):
+        raise BackendError(Cause("backend", "Docker: connection refused"))
+
+
+async def test_a_container_whose_engine_is_gone_still_lets_go_of_its_sidecar(tmp_path):
+    """Which holds sockets of ours, and a volume once the engine is back."""
+    let_go = []
+
+    async def discard():
+        let_go.append(True)
+
+    sidecar, output = SimpleNamespace(discard=discard), SimpleNamespace(close=lambda: None)
+    launch, agent = SimpleNamespace(limits=Limits()), SimpleNamespace(network="sealed")
+    running = DockerRunning(GoneEngine(), None, sidecar, "c0ffee", output, tmp_path, launch, agent)
+    with pytest.raises(BackendError, match="connection refused"):
+        await running.stop()
+    assert let_go == [True] and await running.stop() == []
+
+
+def test_an_engine_that_stops_answering_is_said_with_the_mend(monkeypatch):
+    class Hangs:
+        def inspect_image(self, name):
+            raise requests.ReadTimeout("read timed out")
+
+        def close(self):
+            pass
+
+    monkeypatch.setattr(docker, "connect", lambda timeout_s: Hangs())
+    with pytest.raises(RecipeError, match=r"agent.backend: Docker does not answer any more: read timed out"):
+        docker.check_engine(SimpleNamespace(image="x"))
 
 
 @given(

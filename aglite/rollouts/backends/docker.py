@@ -103,9 +103,11 @@ class DockerBackend:
             except BaseException:
                 if output is not None:
                     output.close()
-                if container:
-                    await self._engine.remove(container)
-                await sidecar.discard()
+                try:
+                    if container:
+                        await self._engine.remove(container)
+                finally:
+                    await sidecar.discard()
                 raise
         folder = self._scratch / f"{launch.rollout_id}.{launch.attempt}"
         return DockerRunning(self._engine, self._sidecars, sidecar, container, output, folder, launch, self._agent)
@@ -198,13 +200,15 @@ class DockerRunning(Contained):
             await self._end(grace_s)
             # The kernel ended whatever else ran in the container when its first process ended.
             await self._take_files(sidecar)
+            await self._engine.remove(self.container)
         except BaseException:
             self._following.cancel()
             self._output.close()
-            await self._engine.remove(self.container)
-            await sidecar.discard()
+            try:
+                await self._engine.remove(self.container)
+            finally:
+                await sidecar.discard()
             raise
-        await self._engine.remove(self.container)
         await self._sidecars.give(sidecar)
         return []
 
@@ -237,6 +241,7 @@ class DockerRunning(Contained):
 def check_engine(agent: Agent) -> dict[str, Any]:
     """What is worth keeping of the engine and the agent's image. Raises RecipeError, with the mend, without either."""
     import docker
+    import requests
 
     assert agent.image is not None
     try:
@@ -258,5 +263,7 @@ def check_engine(agent: Agent) -> dict[str, Any]:
         ) from None
     except docker.errors.APIError as error:
         raise RecipeError(f"agent.image: {agent.image!r}: {error.explanation}", "correct the name") from None
+    except requests.RequestException as error:
+        raise RecipeError(f"agent.backend: Docker does not answer any more: {error}", "see `docker info`") from None
     finally:
         client.close()
