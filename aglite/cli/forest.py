@@ -21,18 +21,15 @@ def forest(calls: Sequence[Mapping[str, Any]], samples: Sequence[Mapping[str, An
     roots = children.get(None, [])
     yield f"forest: {len(calls)} calls in {len(roots)} trees, {len(samples)} samples"
 
-    def lines(call: Mapping[str, Any], lead: str, branch: str, below: str) -> Iterator[str]:
+    waiting = [(root, "  ", "", "") for root in reversed(roots)]  # as many levels as a conversation has turns
+    while waiting:
+        call, lead, branch, below = waiting.pop()
         fresh = call["prompt_tokens"] - kept(call, by_id)
         how = call["fork_cause"] or "continues"
         where = f"trained in sample {trained[call['id']]}" if call["id"] in trained else _untrained(call)
         yield f"{lead}{branch}call {numbers[call['id']]}  {how}: {fresh} + {call['sampled_tokens']} tokens, {where}"
-        own = children.get(call["id"], [])
-        for place, child in enumerate(own):
-            last = place == len(own) - 1
-            yield from lines(child, lead + below, "└─ " if last else "├─ ", "   " if last else "│  ")
-
-    for root in roots:
-        yield from lines(root, "  ", "", "")
+        for later, child in enumerate(reversed(children.get(call["id"], []))):
+            waiting.append((child, lead + below, "├─ " if later else "└─ ", "│  " if later else "   "))
 
 
 def kept(call: Mapping[str, Any], by_id: Mapping[int, Mapping[str, Any]]) -> int:

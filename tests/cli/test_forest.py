@@ -44,6 +44,12 @@ def test_sub_agents_branches_and_lost_replies() -> None:
     ]
 
 
+def test_a_conversation_may_have_more_turns_than_a_stack_has_room_for() -> None:
+    calls = [call(1, None, "first", 1, 1), *(call(id, id - 1, "", 2 * id - 1, 1) for id in range(2, 2001))]
+    lines = list(forest(calls, []))
+    assert len(lines) == 2001 and lines[-1].lstrip().startswith("└─ call 2000  continues: 1 + 1 tokens")
+
+
 def test_sampled_tokens_have_place_version_logprob_id_and_text() -> None:
     parent = call(1, None, "first", 2, 1)
     tokens = {"prompt_ids": [7, 8, 9, 10], "response_ids": [11, 12], "logprobs": [-0.25, -1.5]}
