@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bisect
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -16,11 +17,11 @@ def whole_list(call: Mapping[str, Any]) -> list[Message]:
 def added_messages(calls: Sequence[Sequence[Message]]) -> list[list[Message]]:
     """For each call's whole list of messages, those after the longest earlier list that it extends."""
     added = []
-    for number, messages in enumerate(calls):
-        known = max(
-            (len(earlier) for earlier in calls[:number] if list(messages[: len(earlier)]) == list(earlier)), default=0
-        )
-        added.append(list(messages[known:]))
+    earlier: list[list[Message]] = []  # the longest first: in a conversation that goes on, the first one looked at
+    for messages in map(list, calls):
+        fitting = (known for known in earlier if messages[: len(known)] == known)
+        added.append(messages[len(next(fitting, ())) :])
+        bisect.insort(earlier, messages, key=lambda known: -len(known))
     return added
 
 

@@ -59,6 +59,21 @@ def test_a_conversation_is_told_once() -> None:
     assert added_messages(calls) == [[ask, answer], [again], [again], [answer]]
 
 
+def test_the_work_for_a_long_conversation_does_not_grow_with_its_third_power() -> None:
+    compared = 0
+
+    class Message(dict):
+        def __eq__(self, other: object) -> bool:
+            nonlocal compared
+            compared += 1
+            return dict.__eq__(self, other)
+
+    turns = 60
+    calls = [[Message(role="user", content=str(n)) for n in range(2 * turn)] for turn in range(1, turns + 1)]
+    assert [len(messages) for messages in added_messages(calls)] == [2] * turns
+    assert compared <= 2 * turns**2
+
+
 def test_messages_with_parts_and_tool_calls() -> None:
     message = {
         "role": "assistant",
