@@ -97,10 +97,12 @@ class Redactor:
     def _json(self, text: str) -> str:
         try:
             value = json.loads(text)
+            masked = self.value(value)
+            return text if masked == value else json.dumps(masked, ensure_ascii=False)
         except ValueError:
             return text
-        masked = self.value(value)
-        return text if masked == value else json.dumps(masked, ensure_ascii=False)
+        except RecursionError:  # nested deeper than it can be looked into
+            return MARK
 
 
 @functools.lru_cache(maxsize=256)

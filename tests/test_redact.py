@@ -46,6 +46,13 @@ def test_escapes_in_json_hide_nothing() -> None:
     assert Redactor(["Jürgen"]).text(broken) == broken  # no JSON: its text is what it is
 
 
+def test_what_is_nested_deeper_than_any_stack_is_masked_whole() -> None:
+    hidden = '"' + json.dumps("J\u00fcrgen")[1:]
+    assert Redactor(["Jürgen"]).text("[" * 5000 + hidden + "]" * 5000) == MARK
+    assert Redactor(["Jürgen"]).text("[" * 600 + hidden + "]" * 600) == MARK
+    assert Redactor(["Jürgen"]).text("[" * 20 + hidden + "]" * 20) == "[" * 20 + f'"{MARK}"' + "]" * 20
+
+
 def test_half_a_character_is_no_obstacle() -> None:
     assert EMAILS.text("\ud83d a@b.org \udc00") == f"\ud83d {MARK} \udc00"
     assert EMAILS.data(b"\xff\xfe a@b.org \xc3") == b"\xff\xfe " + MARK.encode() + b" \xc3"

@@ -14,6 +14,14 @@ from aglite.tui.plot import Canvas, labels, stops, ticks
 from aglite.tui.rows import KEPT, PAGE, Rows
 from aglite.tui.widgets.notice import notice
 from aglite.tui.widgets.table import fit
+from aglite.tui.widgets.talk import message_lines
+
+
+def test_arguments_that_are_nested_deeper_than_any_stack_are_shown_as_they_are() -> None:
+    arguments = "[" * 5000
+    call = {"function": {"name": "f", "arguments": arguments}}
+    lines = message_lines({"role": "assistant", "content": "", "tool_calls": [call]}, 80)
+    assert "".join(line.plain.strip() for line in lines[2:]) == arguments
 
 
 def test_what_runs_comes_first_then_the_latest_finished_then_the_queue() -> None:

@@ -102,7 +102,7 @@ def _pretty(arguments: Any) -> str:
     """Arguments of a tool, one a line where they are an object."""
     try:
         value = json.loads(arguments) if isinstance(arguments, str) else arguments
-    except ValueError:
+    except (ValueError, RecursionError):  # models write what they like
         return str(arguments)
     if not isinstance(value, dict):
         return str(arguments)
