@@ -3,6 +3,7 @@
 import asyncio
 import os
 import re
+import subprocess
 import time
 from pathlib import Path
 
@@ -172,6 +173,17 @@ async def test_an_agent_that_takes_its_permissions_away_is_deleted_all_the_same(
     async with Bench(tmp_path, agent) as bench:
         assert (await bench.run()).state == "done"
         assert list(bench.run_dir.scratch.iterdir()) == []
+
+
+async def test_folders_deeper_than_any_stack_are_deleted_all_the_same(tmp_path):
+    agent = "import os\nfor _ in range(3000): os.mkdir('d'); os.chdir('d')\nos.chmod('.', 0)"
+    try:
+        async with Bench(tmp_path, agent) as bench:
+            outcome = await bench.run()
+            assert (outcome.state, outcome.reward, outcome.flags) == ("done", 1.0, ["oversize"])
+            assert list(bench.run_dir.scratch.iterdir()) == []
+    finally:  # pytest could not delete them either
+        subprocess.run(["rm", "-rf", tmp_path / "run"], check=True)  # noqa: ASYNC221
 
 
 async def test_a_link_that_an_agent_leaves_is_not_followed_by_the_deletion(tmp_path):

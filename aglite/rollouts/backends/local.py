@@ -13,6 +13,7 @@ import asyncio
 import json
 import logging
 import os
+import secrets
 import shutil
 import sys
 from collections.abc import Mapping
@@ -245,19 +246,52 @@ def remove_attempts(scratch: Path) -> None:
 
 
 def remove_tree(folder: Path) -> None:
-    """Delete a folder, also if the agent took its own permissions away."""
+    """Delete a folder, also if the agent took its own permissions away or went deeper than any stack."""
     if not folder.exists():
         return
     try:
         shutil.rmtree(folder)
-    except OSError:
-        for path, _, _ in os.walk(folder):  # top down: each folder is opened before it is listed
-            for entry in os.scandir(path):
+    except (OSError, RecursionError):
+        try:
+            _remove_level_by_level(folder)
+        except OSError as error:
+            log.warning("could not delete all of %s; it is tried again when the run starts next: %s", folder, error)
+
+
+def _remove_level_by_level(folder: Path) -> None:
+    """Delete as much of a folder as can be, without descending: folders in it are moved up before they are looked into.
+    Raises the last OSError of what could not be deleted."""
+    prefix = folder / secrets.token_hex(8)
+    number, problem = 0, None
+    waiting = [str(folder)]
+    emptied = []
+    while waiting:
+        here = waiting.pop()
+        emptied.append(here)
+        try:
+            os.chmod(here, 0o700)
+            entries = list(os.scandir(here))
+        except OSError as error:
+            problem = error
+            continue
+        for entry in entries:
+            try:
                 if entry.is_dir(follow_symlinks=False):
-                    os.chmod(entry.path, 0o700)
-        shutil.rmtree(folder, ignore_errors=True)
-        if folder.exists():
-            log.warning("could not delete %s; it is tried again when the run starts next", folder)
+                    os.chmod(entry.path, 0o700)  # to be moved, it must be ours to write to
+                    number += 1
+                    os.rename(entry.path, f"{prefix}.{number}")
+                    waiting.append(f"{prefix}.{number}")
+                else:
+                    os.unlink(entry.path)
+            except OSError as error:
+                problem = error
+    for here in reversed(emptied):
+        try:
+            os.rmdir(here)
+        except OSError as error:
+            problem = problem or error
+    if problem:
+        raise problem
 
 
 def _tasks_of_user() -> int:
