@@ -7,7 +7,6 @@ larger than the disk, names in place of folders. Nothing here follows a link or 
 from __future__ import annotations
 
 import errno
-import filecmp
 import os
 import re
 import shutil
@@ -16,6 +15,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path, PurePosixPath
+from typing import IO
 
 from aglite.rollouts.backends import NOT_GIVEN
 
@@ -98,6 +98,14 @@ def _compiled(pattern: str) -> re.Pattern[str]:
     return re.compile("".join(words.get(part, re.escape(part)) for part in parts) + "(?:/.*)?", re.DOTALL)
 
 
+def _same(one: IO[bytes], other: IO[bytes]) -> bool:
+    """Whether two files hold the same. `filecmp` would remember its answer by size and time, which an agent can set."""
+    while block := one.read(BLOCK):
+        if other.read(BLOCK) != block:
+            return False
+    return not other.read(1)
+
+
 class _Copy:
     def __init__(self, target: Path, rules: Rules) -> None:
         self.found = Collected()
@@ -130,14 +138,14 @@ class _Copy:
     def _entry(self, fd: int, name: str, path: str, info: os.stat_result, depth: int) -> None:
         is_folder = stat.S_ISDIR(info.st_mode)
         if self._is_owned(path) or (name in self._rules.steering and not is_folder):
-            if not self._is_untouched(fd, name, path, info):
+            if not self._is_untouched(fd, name, path, info, depth):
                 self.found.refuse("touched_tests", path)
         elif not is_folder and any(owned.startswith(f"{path}/") for owned in self._rules.owned):
             self.found.refuse("touched_tests", path)  # in place of a folder that the tests are put in
         elif is_folder:
             self._folder(fd, name, path, depth)
         elif not fits(path, self._rules.paths):
-            if not self._is_untouched(fd, name, path, info):
+            if not self._is_untouched(fd, name, path, info, depth):
                 self.found.refuse("outside_paths", path)
         elif stat.S_ISLNK(info.st_mode):
             self._link(fd, name, path)
@@ -149,14 +157,16 @@ class _Copy:
     def _is_owned(self, path: str) -> bool:
         return any(path == owned or path.startswith(f"{owned}/") for owned in self._rules.owned)
 
-    def _is_untouched(self, fd: int, name: str, path: str, info: os.stat_result) -> bool:
+    def _is_untouched(self, fd: int, name: str, path: str, info: os.stat_result, depth: int) -> bool:
         """Whether it is as the agent was given it. Of a folder: whether everything in it is."""
         if stat.S_ISDIR(info.st_mode):
+            if depth >= DEEPEST:
+                return False
             inner = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=fd)
             try:
                 inside = {below: os.stat(below, dir_fd=inner, follow_symlinks=False) for below in os.listdir(inner)}
                 return all(
-                    self._is_untouched(inner, below, f"{path}/{below}", inside[below])
+                    self._is_untouched(inner, below, f"{path}/{below}", inside[below], depth + 1)
                     for below in inside
                     if below not in NOT_GIVEN
                 )
@@ -166,7 +176,9 @@ class _Copy:
         original = self._rules.originals.get(path)
         if original is None or not stat.S_ISREG(info.st_mode) or info.st_size != original.stat().st_size:
             return False
-        return filecmp.cmp(original, f"/proc/self/fd/{fd}/{name}", shallow=False)
+        file = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=fd)
+        with os.fdopen(file, "rb") as left, original.open("rb") as given:
+            return _same(left, given)
 
     def _folder(self, fd: int, name: str, path: str, depth: int) -> None:
         if depth >= DEEPEST or not self._room(1, 0):

@@ -2,6 +2,7 @@
 
 import os
 import socket
+import subprocess
 
 import pytest
 from hypothesis import given
@@ -31,6 +32,18 @@ def tree(folder):
         name = path.relative_to(folder).as_posix()
         found[name] = f"-> {os.readlink(path)}" if path.is_symlink() else "/" if path.is_dir() else path.read_text()
     return found
+
+
+def sink(folder, levels=3000):
+    """Make a folder, and in it folders within folders."""
+    folder.mkdir()
+    here = os.open(folder, os.O_RDONLY)
+    for _ in range(levels):
+        os.mkdir("d", dir_fd=here)
+        inner = os.open("d", os.O_RDONLY, dir_fd=here)
+        os.close(here)
+        here = inner
+    os.close(here)
 
 
 def taken(work, **rules):
@@ -103,6 +116,28 @@ def test_what_the_grader_owns_is_never_taken_and_changes_to_it_are_flagged(work,
         assert not any("test" in name for name in copy)
         for path in ("tests/test_new", "deep/conftest.py", "conftest.py"):
             (work / path).unlink(missing_ok=True)
+
+
+def test_a_change_that_keeps_size_and_time_is_seen_also_after_an_agent_that_made_none(work, tmp_path):
+    write(tmp_path / "recipe", tests__test_a="good")
+    original = tmp_path / "recipe/tests/test_a"
+    os.utime(original, ns=(10**18, 10**18))
+    rules = {"owned": ["tests"], "originals": {"tests/test_a": original}}
+    for text, flags in (("good", set()), ("evil", {"touched_tests"}), ("good", set())):
+        write(work, tests__test_a=text)
+        os.utime(work / "tests/test_a", ns=(10**18, 10**18))
+        found, _ = taken(work, **rules)
+        assert found.flags == flags, text
+        work.with_name("copy").rename(work.with_name(f"copy{os.urandom(4).hex()}"))
+
+
+def test_an_owned_folder_deeper_than_any_stack_is_a_change_to_it(work):
+    sink(work / "tests")
+    try:
+        found, copy = taken(work, owned=["tests"])
+    finally:  # pytest could not delete it
+        subprocess.run(["rm", "-rf", work], check=True)
+    assert found.flags == {"touched_tests"} and copy == {}
 
 
 @pytest.mark.parametrize("make", [lambda path: path.symlink_to("elsewhere"), lambda path: path.write_text("")])
