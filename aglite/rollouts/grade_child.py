@@ -119,7 +119,7 @@ def command_result(kind, code, output):
     last = next((line for line in reversed(lines) if line.strip()), "")
     try:
         return {"value": json.loads(last)}
-    except ValueError:
+    except (ValueError, RecursionError):  # nested deeper than any stack, it is no reward either
         return {"raised": f"the last line of its output is not JSON: {last[:200]!r}"}
 
 
@@ -163,7 +163,7 @@ def outcomes(report, token):
     for line in report.split(b"\n"):
         try:
             entry = json.loads(line)
-        except ValueError:
+        except (ValueError, RecursionError):  # what the code under test wrote there
             continue
         if not isinstance(entry, dict) or entry.get("token") != token:
             continue

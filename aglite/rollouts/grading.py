@@ -285,7 +285,7 @@ def _result(data: bytes, exit: Exit, last_line: str) -> Any:
         raise GraderError(f"its result is larger than {LONGEST_RESULT:,} bytes")
     try:
         result = json.loads(data)
-    except ValueError:
+    except (ValueError, RecursionError):
         how = f"exit code {exit.code}" if exit.code >= 0 else f"signal {-exit.code}"
         raise GraderError(f"ended without a result ({how}){': ' + last_line if last_line else ''}") from None
     return _without_failure(result)
@@ -330,7 +330,7 @@ def check_grade(value: Any, flags: Sequence[str] = ()) -> Grade:
         raise GraderError(f"returned the keys {sorted(value)}, not reward (and breakdown)")
     breakdown = value.get("breakdown") or {}
     if not isinstance(breakdown, dict):
-        raise GraderError(f"returned {breakdown!r:.100} as breakdown, not a mapping of names to numbers")
+        raise GraderError(f"returned {_shown(breakdown)} as breakdown, not a mapping of names to numbers")
     return Grade(
         _number(value["reward"], "returned as reward"),
         {name: _number(part, f"returned as breakdown.{name}") for name, part in breakdown.items()},
@@ -339,6 +339,16 @@ def check_grade(value: Any, flags: Sequence[str] = ()) -> Grade:
 
 
 def _number(value: Any, what: str) -> float:
-    if not isinstance(value, int | float) or not math.isfinite(value):
-        raise GraderError(f"{what} {value!r:.100}, not a finite number")
-    return float(value)
+    try:
+        if isinstance(value, int | float) and math.isfinite(value):
+            return float(value)
+    except OverflowError:  # an integer beyond the largest float
+        pass
+    raise GraderError(f"{what} {_shown(value)}, not a finite number")
+
+
+def _shown(value: Any) -> str:
+    try:
+        return f"{value!r:.100}"
+    except RecursionError:
+        return "something nested very deeply"

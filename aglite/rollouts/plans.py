@@ -257,9 +257,13 @@ def _hidden_tests(task: Mapping[str, Any]) -> dict[str, str]:
     tests = task["hidden"].get("tests", {})
     if not isinstance(tests, dict) or not all(isinstance(text, str) for text in tests.values()):
         raise Ungradable(f"hidden.tests is {tests!r:.100}, not a mapping of paths to texts")
-    for place in tests:
+    for place, text in tests.items():
         if place.startswith("/") or ".." in place.split("/") or place != os.path.normpath(place):
             raise Ungradable(f"hidden.tests: {place!r} is no path inside the working directory")
+        try:
+            (place + text).encode()
+        except UnicodeEncodeError as error:  # half a surrogate pair, which JSON may hold
+            raise Ungradable(f"hidden.tests: {place!r}: {error.object[error.start]!r} is no character") from None
     return tests
 
 

@@ -109,6 +109,8 @@ async def test_a_tasks_own_tests_and_ids(tmp_path):
         assert outcome.reward == 0.0
         outcome = await bench.run(hidden={"tests": {"../test_out.py": ""}})
         assert outcome.cause == "grader: hidden.tests: '../test_out.py' is no path inside the working directory"
+        outcome = await bench.run(hidden={"tests": {"test_odd.py": "x = '\ud83d'"}})
+        assert outcome.cause == r"grader: hidden.tests: 'test_odd.py': '\ud83d' is no character"
 
 
 async def test_without_ids_all_tests_count_and_none_is_no_success(tmp_path):

@@ -1,5 +1,6 @@
 """Graders that work and graders that do not, each in its own process."""
 
+import json
 import math
 import time
 
@@ -9,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from aglite.errors import RecipeError
+from aglite.rollouts.grade_child import command_result, outcomes
 from aglite.rollouts.grading import Grade, GraderError, check_grade
 
 
@@ -177,6 +179,32 @@ def test_a_number_is_the_reward_if_it_is_finite(value):
         assert check_grade(value) == Grade(float(value))
         assert check_grade({"reward": value, "breakdown": {"part": value}}).breakdown == {"part": float(value)}
     else:
+DEEP = "[" * 100_000
+"""JSON that is nested deeper than any stack."""
+
+
+def test_a_result_nested_deeper_than_any_stack_is_none():
+    nested: list = []
+    for _ in range(5000):
+        nested = [nested]
+    for value in (nested, {"reward": nested}, {"reward": 1, "breakdown": nested}):
+        with pytest.raises(GraderError, match=r"returned .*something nested very deeply"):
+            check_grade(value)
+    assert "is not JSON" in command_result("json", 0, DEEP.encode())["raised"]
+    report = json.dumps({"token": "t", "started": True, "finished": True}).encode()
+    assert outcomes(DEEP.encode() + b"\n" + report, "t") == (set(), set(), True)
+
+
+@pytest.mark.parametrize(
+    "value",
+    [10**400, -(10**400), {"reward": 10**400}, {"reward": 1, "breakdown": {"a": 10**400}}],
+    ids=["large", "negative", "reward", "breakdown"],
+)
+def test_a_whole_number_beyond_all_floats_is_none(value):
+    with pytest.raises(GraderError, match="not a finite number"):
+        check_grade(value)
+
+
         with pytest.raises(GraderError):
             check_grade(value)
         with pytest.raises(GraderError):
