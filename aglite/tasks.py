@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from aglite.errors import RecipeError
+from aglite.units import encodable
 
 MAX_ROWS = 1_000_000
 TIMEOUT_S = 300
@@ -66,6 +67,8 @@ def problem_of(row: Any) -> str | None:
         return f"unknown key {unknown[0]!r}; what the agent may see belongs into `public`"
     if not isinstance(row.get("id"), str) or not row["id"]:
         return f"`id` must be a non-empty string, it is {row.get('id')!r}"
+    if encodable(row["id"]) != row["id"]:
+        return f"`id` {row['id']!r} has half a character"
     if not isinstance(row.get("public"), dict):
         return "`public` is missing or no mapping"
     if not isinstance(row.get("hidden", {}), dict):

@@ -126,10 +126,16 @@ def causes(counts: Mapping[str, int]) -> str:
 
 
 def plain(text: str) -> str:
-    """`text` without what a terminal would obey: agents print escape sequences, and models write them."""
+    """`text` without what a terminal would obey or cannot be sent: agents print escapes, and models write them."""
     if text.isprintable():
         return text
-    return _CONTROLS.sub("", _ESCAPES.sub("", text)).expandtabs(8)
+    return encodable(_CONTROLS.sub("", _ESCAPES.sub("", text)).expandtabs(8))
+
+
+def encodable(text: str) -> str:
+    """`text` with halves of characters, which are no UTF-8, spelled out (`\\udcff`). Python reads what is no UTF-8 in
+    the name of a file as such, and errors quote names."""
+    return text if text.isascii() else text.encode(errors="backslashreplace").decode()
 
 
 def plain_json(value: Any) -> Any:

@@ -67,6 +67,7 @@ def test_rows_of_a_jsonl_file(tmp_path):
         ('{"id": "a", "public": {}}\n{"id": ', "line 2: not valid JSON"),
         ('{"id": "a", "public": {"x": NaN}}', "NaN is no JSON number"),
         ('{"id": 3, "public": {}}', "line 1: `id` must be a non-empty string, it is 3"),
+        (r'{"id": "\ud83d", "public": {}}', r"line 1: `id` '\ud83d' has half a character"),
         ('{"id": "a"}', "`public` is missing"),
         ('{"id": "a", "public": {}, "hidden": 1}', "`hidden` is no mapping"),
         ('{"id": "a", "public": {}, "answer": 1}', "unknown key 'answer'"),

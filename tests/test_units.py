@@ -70,6 +70,7 @@ def test_plain_text_holds_nothing_that_a_terminal_obeys(text: str) -> None:
         ("one\ntwo\tthree", "one\ntwo     three"),
         ("東京 naïve", "東京 naïve"),
         ("\x1b", ""),
+        ("\ud83d, half of 😀", r"\ud83d, half of 😀"),
     ],
 )
 def test_plain_text(raw: str, clean: str) -> None:

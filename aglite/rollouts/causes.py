@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from aglite.units import encodable
+
 Kind = Literal["policy", "infrastructure", "cancelled"]
 
 CAUSES: dict[str, tuple[Kind, bool]] = {
@@ -51,7 +53,7 @@ class Cause:
         return CAUSES[self.code][1]
 
     def __str__(self) -> str:
-        return f"{self.code}: {self.detail}" if self.detail else self.code
+        return encodable(f"{self.code}: {self.detail}") if self.detail else self.code
 
 
 class BackendError(Exception):

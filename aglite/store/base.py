@@ -14,6 +14,7 @@ from aglite.redact import Redactor
 from aglite.store import db
 from aglite.store.records import pack_json
 from aglite.store.writer import Operation, Writer
+from aglite.units import encodable
 
 Result = TypeVar("Result")
 
@@ -90,10 +91,15 @@ class StoreBase:
         return reader
 
 
+def _storable(value: Any) -> Any:
+    """A value as SQLite takes it."""
+    return encodable(value) if isinstance(value, str) else value
+
+
 def insert(connection: sqlite3.Connection, table: str, row: dict[str, Any]) -> int:
     """Insert one row and return its rowid."""
     sql = f"INSERT INTO {table} ({', '.join(row)}) VALUES ({', '.join('?' * len(row))})"
-    cursor = connection.execute(sql, tuple(row.values()))
+    cursor = connection.execute(sql, tuple(map(_storable, row.values())))
     assert cursor.lastrowid is not None
     return cursor.lastrowid
 
@@ -101,7 +107,8 @@ def insert(connection: sqlite3.Connection, table: str, row: dict[str, Any]) -> i
 def update(connection: sqlite3.Connection, table: str, key: str, columns: dict[str, Any]) -> None:
     """Set columns of the row with `id` = key. Raises StoreError when there is none."""
     sets = ", ".join(f"{name} = ?" for name in columns)
-    if not connection.execute(f"UPDATE {table} SET {sets} WHERE id = ?", (*columns.values(), key)).rowcount:
+    values = (*map(_storable, columns.values()), key)
+    if not connection.execute(f"UPDATE {table} SET {sets} WHERE id = ?", values).rowcount:
         raise StoreError(f"there is no {table.rstrip('s')} {key} in the store")
 
 

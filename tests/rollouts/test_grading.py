@@ -77,6 +77,12 @@ async def test_a_grader_that_gives_no_number_is_an_error_with_its_cause(tmp_path
     assert outcome.cause.startswith(cause)
 
 
+async def test_a_grader_that_quotes_a_name_which_is_no_text_is_told_of_as_any_other(tmp_path):
+    grade = "import os\ndef grade(task, rollout, workdir):\n    raise ValueError(sorted(os.listdir(workdir))[-1])\n"
+    outcome, _ = await graded(tmp_path, grade, "open(b'z\\xff', 'w').close()")
+    assert (outcome.state, outcome.cause) == ("error", r"grader: ValueError: z\udcff (grade.py:3)")
+
+
 async def test_the_traceback_of_a_grader_is_in_the_log(tmp_path):
     outcome, log = await graded(tmp_path, "def grade(*_):\n    return 1 / 0\n")
     assert log.count("ZeroDivisionError") == 2  # it was tried twice
@@ -173,12 +179,6 @@ async def test_a_grader_that_cannot_be_loaded_is_refused_at_the_start(tmp_path, 
     bench.store.close()
 
 
-@given(st.floats() | st.integers(-(10**20), 10**20))
-def test_a_number_is_the_reward_if_it_is_finite(value):
-    if math.isfinite(value):
-        assert check_grade(value) == Grade(float(value))
-        assert check_grade({"reward": value, "breakdown": {"part": value}}).breakdown == {"part": float(value)}
-    else:
 DEEP = "[" * 100_000
 """JSON that is nested deeper than any stack."""
 
@@ -205,6 +205,12 @@ def test_a_whole_number_beyond_all_floats_is_none(value):
         check_grade(value)
 
 
+@given(st.floats() | st.integers(-(10**20), 10**20))
+def test_a_number_is_the_reward_if_it_is_finite(value):
+    if math.isfinite(value):
+        assert check_grade(value) == Grade(float(value))
+        assert check_grade({"reward": value, "breakdown": {"part": value}}).breakdown == {"part": float(value)}
+    else:
         with pytest.raises(GraderError):
             check_grade(value)
         with pytest.raises(GraderError):

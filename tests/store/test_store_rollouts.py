@@ -93,6 +93,19 @@ async def test_what_training_made_of_a_rollout_shows(store: Store) -> None:
     assert [row["id"] for row in store.rollouts(step=4)] == ["r-1"]
 
 
+async def test_halves_of_characters_are_spelled_out(store: Store) -> None:
+    """File names that are no UTF-8 have them, and errors quote names."""
+    await a_rollout(store)
+    await store.set_rollout_state("r-1", "error", "grader: \udcff, not ü")
+    await store.update_rollout("r-1", breakdown={"\ud83d": 1.0})
+    await store.add_event("error", "run", "no \ud83d", {"name": "\udcff"})
+    row = store.rollout("r-1")
+    assert row["cause"] == store.rollout_states("r-1")[-1]["cause"] == r"grader: \udcff, not ü"
+    assert row["breakdown"] == {"\ud83d": 1.0}
+    (event,) = store.events()
+    assert event["text"] == r"no \ud83d" and event["data"] == {"name": "\udcff"}
+
+
 async def test_mistakes_are_named(store: Store) -> None:
     await a_rollout(store)
     with pytest.raises(StoreError, match="no rollout r-9"):
