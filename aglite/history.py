@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import time
 from pathlib import Path
 from typing import Any
@@ -69,4 +70,6 @@ def live_steps(store: Store) -> list[dict[str, Any]]:
 
 
 def _series(steps: list[dict[str, Any]], key: str) -> list[dict[str, Any]]:
-    return [{"step": row["step"], "value": row["metrics"][key]} for row in steps if key in row["metrics"]]
+    """A metric by step, where it was measured and is a number."""
+    points = [{"step": row["step"], "value": row["metrics"].get(key)} for row in steps]
+    return [point for point in points if point["value"] is not None and math.isfinite(point["value"])]

@@ -4,14 +4,13 @@ and so does whoever follows a run from elsewhere without the terminal UI."""
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import sys
 import time
 from collections.abc import Callable
 from typing import IO, TYPE_CHECKING, Any
 
-from aglite import headless, units
+from aglite import headless, strict_json, units
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -75,7 +74,7 @@ class JsonLines(Output):
         self._say("status", {key: value for key, value in status.items() if key != "log"})
 
     def _say(self, kind: str, value: dict[str, Any]) -> None:
-        self._put(json.dumps({"type": kind, **value}))
+        self._put(strict_json.dumps({"type": kind, **value}))
 
 
 class Bars(Output):

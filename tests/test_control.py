@@ -1,13 +1,18 @@
 """What the control API says to requests that cannot be answered."""
 
 import json
+import math
+import threading
 import urllib.error
 import urllib.request
+from types import SimpleNamespace
 
+import httpx
 import pytest
 from mini_run import AGENT, INTERRUPT, MiniRun
 
 from aglite.client import ControlClient, ControlError
+from aglite.control import create_control_app
 
 
 @pytest.fixture(scope="module")
@@ -135,6 +140,47 @@ def test_killed_and_retried(tmp_path):
     again = store.rollout(running["id"])
     assert (again["state"], again["attempt"]) == ("done", 2) and again["trained_tokens"] > 0
     assert store.steps()[0]["metrics"]["rollouts"] == 2
+
+
+def test_a_run_whose_numbers_are_none_any_more_is_told_all_the_same(tmp_path):
+    """JSON has no word for what is not finite."""
+    none = {"applied": False, "skipped": 1, "updates": 0, **dict.fromkeys(("loss", "grad_norm", "entropy"), math.nan)}
+    run = MiniRun(tmp_path, script={"train": [{}, none]}, guard={"not_finite": 1}, trainer={"steps": 4})
+    run.start()
+    run.until(lambda store: store.phases() and store.phases()[-1]["phase"] == "paused")
+    control = json.loads(run.run_dir.control.read_text())
+
+    def get(path):
+        request = urllib.request.Request(control["url"] + path, headers={"Authorization": f"Bearer {control['token']}"})
+        with urllib.request.urlopen(request, timeout=20) as response:
+            return json.load(response, parse_constant=pytest.fail)
+
+    steps = get("/api/steps")
+    assert [row["state"] for row in steps] == ["applied", "skipped"]
+    assert steps[0]["metrics"]["grad_norm"] == 1.0 and "grad_norm" not in steps[1]["metrics"]
+    now = get("/api/status")
+    assert now["phase"] == "paused" and [point["step"] for point in now["entropy"]] == [1]
+    events = [event for event in now["log"] if event["kind"] == "step" and "reward_mean" in event["data"]]
+    assert ["loss" in event["data"] for event in events] == [True, False]
+    run.signal(INTERRUPT)
+    assert run.wait()[0] == 130
+    where = ("--dir", str(run.run_dir.path))
+    assert json.loads(run.aglite("status", "--json", *where).stdout, parse_constant=pytest.fail)["step"] == 2
+    assert json.loads(run.aglite("steps", "--json", *where).stdout, parse_constant=pytest.fail) == steps
+
+
+async def test_a_rollout_in_full_is_put_together_beside_the_event_loop_that_serves_agents(monkeypatch):
+    threads, detail = [], {"id": "r-1", "task": "half of 😀: \ud83d"}
+
+    def put_together(*_, **__):
+        threads.append(threading.current_thread())
+        return detail
+
+    monkeypatch.setattr("aglite.show.rollout_detail", put_together)
+    app = create_control_app(SimpleNamespace(store=None, run_dir=None, runtime=None), "t0ken")
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://control") as client:
+        answer = await client.get("/api/rollouts/r-1", headers={"Authorization": "Bearer t0ken"})
+    assert answer.json() == detail and threads != [threading.main_thread()]
 
 
 def test_single_rollouts_are_ended_and_launched_again_from_the_command_line(tmp_path):

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from aglite import units
+from aglite import strict_json, units
 from aglite.cli.forest import call_tokens, forest, sample_tokens
 from aglite.cli.logs import whole_id
 from aglite.cli.where import find_run
@@ -26,7 +26,7 @@ HEAD = ("id", "task", "state", "att", "calls", "samples", "sampled", "reward", "
 
 
 def print_json(value: Any) -> None:
-    sys.stdout.write(json.dumps(value) + "\n")
+    sys.stdout.write(strict_json.dumps(value) + "\n")
 
 
 DROPPED = ("samples", "att", "versions", "calls", "sampled", "age", "cause")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import shutil
 import sys
@@ -11,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from aglite import headless, units
+from aglite import headless, strict_json, units
 from aglite.cli.where import open_run
 
 WIDE = 10_000
@@ -40,7 +39,7 @@ def fast(args: list[str]) -> int | None:
 def show(directory: Path | None, as_json: bool) -> None:
     status = open_run(directory).status()
     width = shutil.get_terminal_size().columns if sys.stdout.isatty() else WIDE
-    sys.stdout.write(json.dumps(status) + "\n" if as_json else render(status, time.time(), width))
+    sys.stdout.write(strict_json.dumps(status) + "\n" if as_json else render(status, time.time(), width))
 
 
 def render(status: dict[str, Any], now: float, width: int = WIDE) -> str:

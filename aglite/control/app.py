@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import hmac
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -12,6 +13,7 @@ from fastapi.routing import APIRoute
 from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
 from starlette.exceptions import HTTPException as StarletteHTTPException
 
+from aglite import strict_json
 from aglite.control import shapes
 from aglite.control.read import add_reading
 from aglite.control.steer import add_steering
@@ -41,6 +43,13 @@ REFUSALS = {
     409: "It cannot be done now.",
     422: "The request cannot be understood.",
 }
+
+
+class Json(JSONResponse):
+    """What any client can read, also of a run whose numbers are none any more."""
+
+    def render(self, content: Any) -> bytes:
+        return strict_json.dumps(content).encode()
 
 
 class BodyLimit:
@@ -74,6 +83,7 @@ def create_control_app(supervisor: Supervisor, token: str) -> FastAPI:
         docs_url=None,
         redoc_url=None,
         openapi_url=OPENAPI,
+        default_response_class=Json,
         generate_unique_id_function=_operation,
     )
     app.add_middleware(BodyLimit)
@@ -101,17 +111,17 @@ def create_control_app(supervisor: Supervisor, token: str) -> FastAPI:
     store = supervisor.store
 
     @app.exception_handler(AgliteError)
-    async def refused(_: Request, error: AgliteError) -> JSONResponse:
+    async def refused(_: Request, error: AgliteError) -> Json:
         code = 404 if isinstance(error, NotFoundError) else 409
-        return JSONResponse({"detail": error.message, "mend": error.mend}, status_code=code)
+        return Json({"detail": error.message, "mend": error.mend}, status_code=code)
 
     @app.exception_handler(RequestValidationError)
-    async def malformed(_: Request, error: RequestValidationError) -> JSONResponse:
-        return JSONResponse(explain(error), status_code=422)
+    async def malformed(_: Request, error: RequestValidationError) -> Json:
+        return Json(explain(error), status_code=422)
 
     @app.exception_handler(StarletteHTTPException)
-    async def http_problem(request: Request, error: StarletteHTTPException) -> JSONResponse:
-        return JSONResponse(_problem(request, error), error.status_code, headers=error.headers)
+    async def http_problem(request: Request, error: StarletteHTTPException) -> Json:
+        return Json(_problem(request, error), error.status_code, headers=error.headers)
 
     @app.get("/healthz", tags=["reading"])
     async def healthz() -> shapes.Health:
@@ -140,7 +150,7 @@ def create_control_app(supervisor: Supervisor, token: str) -> FastAPI:
 
         gateway = getattr(supervisor.runtime, "gateway", None)
         tokenizer = getattr(gateway.renderer, "tokenizer", None) if gateway is not None else None  # text has none
-        return rollout_detail(store, supervisor.run_dir, rollout_id, tokenizer=tokenizer)
+        return await asyncio.to_thread(rollout_detail, store, supervisor.run_dir, rollout_id, tokenizer=tokenizer)
 
     @app.get("/api/steps", **route(list[shapes.Step]))
     async def list_steps() -> Any:

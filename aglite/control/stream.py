@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import AsyncIterator
 from typing import TYPE_CHECKING
 
+from aglite import strict_json
 from aglite.shown import shown
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ async def event_stream(supervisor: Supervisor, cursor: int) -> AsyncIterator[str
         rows = supervisor.store.events(after=cursor, limit=500)
         for row in rows:
             cursor = row["id"]
-            yield f"id: {cursor}\ndata: {json.dumps(shown(row, supervisor.redactor))}\n\n"
+            yield f"id: {cursor}\ndata: {strict_json.dumps(shown(row, supervisor.redactor))}\n\n"
         if rows:
             quiet = 0.0
         elif ended:
