@@ -130,9 +130,10 @@ class Process:
             reaper.add(self.pid)
             self._pidfd = os.pidfd_open(self.pid)
         except BaseException:  # too many open files
-            self.kill()
-            self._popen.wait()
             os.close(self._out)
+            self.kill()
+            reaper.remove(self.pid)
+            self._popen.wait()
             raise
         self._loop.add_reader(self._pidfd, self._on_exit)
         self._loop.add_reader(self._out, self._on_output)

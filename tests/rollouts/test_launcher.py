@@ -1,6 +1,7 @@
 """Rollouts from submission to outcome, with real agents as processes."""
 
 import asyncio
+import errno
 import json
 import os
 import resource
@@ -353,6 +354,20 @@ async def test_a_full_disk_is_said(tmp_path):
         async with bench:
             bench.launcher._backend._scratch = disk
             outcome = await bench.run()
+async def test_an_agent_that_cannot_be_watched_is_ended_and_forgotten(tmp_path, monkeypatch):
+    """Its number is another's later: the reaper must not keep it."""
+
+    def none_left(pid):
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    async with Bench(tmp_path, "import time; time.sleep(100)", attempts=1) as bench:
+        with monkeypatch.context() as patch:
+            patch.setattr(process.os, "pidfd_open", none_left)
+            outcome = await bench.run()
+        assert (outcome.state, outcome.cause) == ("error", "launch: [Errno 24] Too many open files")
+        assert bench.alive() == [] and bench.launcher._reaper._groups == set()
+
+
             assert outcome.state == "error"
             assert outcome.cause.startswith("launch: ") and "No space left on device" in outcome.cause
             assert list(disk.iterdir()) == []
