@@ -144,7 +144,7 @@ def test_a_command_is_told_of_a_run_that_stands_still_and_of_its_stop(tmp_path: 
         program="import time\ntime.sleep(300)\n",
         agent={"limits": {"wall_s": 300}},
         evaluation={"before": False},
-        notify={"command": ["python", "note.py"], "on": ["stalled", "stopped"], "stalled_after_s": 2},
+        notify={"command": ["python", "note.py"], "on": ["stalled", "stopped"], "stalled_after_s": 6},
     )
     (tmp_path / "recipe" / "note.py").write_text(NOTE)
     told = tmp_path / "recipe" / "told.jsonl"

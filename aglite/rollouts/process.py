@@ -35,8 +35,8 @@ FLOOD_PAUSE_S = 0.002
 UNKILLABLE_S = 20.0
 
 CLEARLY_MORE = 1.25
-"""Times our own peak that a child's must be to be its own. The kernel counts pages for each CPU and adds them up roughly,
-so one and the same peak reads a little differently from one time to the next."""
+"""Times our own peak that a child's must be to be its own. The kernel counts pages for each CPU and adds them up
+roughly, so one and the same peak reads a little differently from one time to the next."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -182,6 +182,12 @@ async def until(condition, timeout_s: float = 10.0):
     return value
 
 
+def descriptors() -> list[str]:
+    """What this process has open. Each thread that reads the store has a connection of its own to `aglite.db`."""
+    listing = [f"/proc/self/fd/{number}" for number in os.listdir("/proc/self/fd")]
+    return [os.readlink(link) for link in listing if os.path.lexists(link)]
+
+
 def is_running(pid: int) -> bool:
     """Whether a process runs; a zombie does not."""
     try:
