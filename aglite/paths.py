@@ -8,6 +8,8 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
+MEMORY = Path("/dev/shm")
+"""Where files lie in memory."""
 DEEPEST_TMP = 40
 """Bytes of a temporary folder's path that leave room for that of a socket in it; vLLM's are the longest."""
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+import signal
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -64,6 +65,19 @@ def size(number: float | None) -> str:
             break
         value /= 1024
     return f"{value:.0f} {unit}" if unit == "B" or value >= 100 else f"{value:.1f} {unit}"
+
+
+def gib(number: float) -> str:
+    """Bytes in GiB whatever they are, so that they can be compared: `0.4 GiB`, `69.2 GiB`."""
+    return f"{number / 2**30:.1f} GiB"
+
+
+def signal_name(number: int) -> str:
+    """`SIGKILL`; most of the real-time signals have no name: `signal 40`."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
 
 
 def reward(number: float | None) -> str:

@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from aglite.errors import EngineError
+from aglite.units import signal_name
 
 LOG_LINES = 20
 """Lines of the child's log that an error carries."""
@@ -115,7 +116,7 @@ class Child:
 
     async def _watch_exit(self, process: asyncio.subprocess.Process) -> None:
         code = await process.wait()
-        by = f"was killed by {_signal_name(-code)}" if code < 0 else f"ended with exit code {code}"
+        by = f"was killed by {signal_name(-code)}" if code < 0 else f"ended with exit code {code}"
         reason, why = self._killed_because or f"the {self.name} {by}", None
         try:
             if not self._killed_because:
@@ -137,10 +138,3 @@ class Child:
         except OSError as error:
             return (f"(its log cannot be read: {error})",)
         return tuple(line for line in text.splitlines() if line.strip() and not NOISE.search(line))[-count:]
-
-
-def _signal_name(number: int) -> str:
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return f"signal {number}"

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 
 from aglite.errors import EngineError
 from aglite.gpus import called, gpus
+from aglite.units import gib
 
 _WORDS = re.compile(
     r"out of memory|OutOfMemory|No available memory for the cache blocks|KV cache is needed, which is larger"
@@ -46,6 +47,6 @@ def holders(owners: Mapping[int, str]) -> list[str]:
     lines = []
     for index, gpu in enumerate(gpus(owners)):
         used, total = (value / 2**30 for value in (gpu["mem_used"], gpu["mem_total"]))
-        each = [called(one) + (f" {one['mem'] / 2**30:.1f} GiB" if one["mem"] else "") for one in gpu["processes"]]
+        each = [called(one) + (f" {gib(one['mem'])}" if one["mem"] else "") for one in gpu["processes"]]
         lines.append(f"GPU {index}: {used:.1f} of {total:.1f} GiB in use: {', '.join(each) or 'by nobody we can see'}")
     return lines

@@ -38,6 +38,7 @@ from typing import Any
 from aglite.engine.scripted_engine import ScriptedEngine, logprob_of
 from aglite.errors import AgliteError, DiskFullError, EngineError
 from aglite.gateway.tokenizer import TextTokenizer, read_json
+from aglite.paths import MEMORY
 from aglite.worker.io import (
     FrameReader,
     encode,
@@ -236,7 +237,7 @@ class ScriptedWorker:
         return parcel if self._sent < 2 else None
 
     async def _do_export(self, path: str, dtype: str = "") -> None:
-        if self._script.get("memory_full") and Path(path).is_relative_to("/dev/shm"):
+        if self._script.get("memory_full") and Path(path).is_relative_to(MEMORY):
             raise DiskFullError("there is no room in memory")
         self._copy_model(Path(path))
         (Path(path) / "updates.json").write_text(json.dumps(self._updates))

@@ -24,11 +24,9 @@ from aglite.engine.out_of_memory import is_out_of_memory, out_of_memory
 from aglite.engine.upstream import Upstream
 from aglite.errors import AgliteError, EngineError
 from aglite.memory_plan.shape import FP32, kv_bytes_per_token
-from aglite.paths import near_tmp
+from aglite.paths import MEMORY, near_tmp
 
 NAME = "vLLM server"
-MEMORY = Path("/dev/shm")
-"""Where files lie in memory."""
 POLL_S = 0.3
 PROBE_S = 5.0
 """How long one question after its health may take."""

@@ -21,6 +21,7 @@ from aglite.memory_plan.shape import Shape, read_shape
 from aglite.memory_plan.table import advice_lines, table
 from aglite.model_folder import ModelError
 from aglite.models import resolve_model
+from aglite.units import gib
 
 SETTLE_S = 20.0
 """How long the memory of programs that have just been ended may take to come back."""
@@ -98,7 +99,7 @@ def refuse_what_does_not_fit(
     plan, deadline = planned_for(recipe, shape, card), time.monotonic() + SETTLE_S
     alone = planned_for(recipe, shape, replace(card, used=0)).fits
     if alone and not plan.fits:
-        on_line(f"waiting for other programs to free memory of {card.name}: they hold {card.used / GIB:.1f} GiB")
+        on_line(f"waiting for other programs to free memory of {card.name}: they hold {gib(card.used)}")
     while alone and not plan.fits and time.monotonic() < deadline:
         time.sleep(POLL_S)
         card = present_card(nvml) or card

@@ -33,6 +33,7 @@ from aglite.errors import RecipeError
 from aglite.memory_plan.passes import pass_bytes
 from aglite.memory_plan.shape import FP32, Shape
 from aglite.model_folder import CPU_CONTEXT
+from aglite.units import gib
 
 GIB = 2**30
 MIB = 2**20
@@ -170,7 +171,7 @@ def _number(args: Sequence[str], *names: str) -> int | None:
 
 def _problems(plan: Plan, kv: int, host_memory: int) -> tuple[str, ...]:
     found = [
-        f"{phase.name} takes {_gib(phase.total)} of {_gib(plan.usable)}"
+        f"{phase.name} takes {gib(phase.total)} of {gib(plan.usable)}"
         for phase in plan.phases
         if phase.total > plan.usable
     ]
@@ -178,12 +179,8 @@ def _problems(plan: Plan, kv: int, host_memory: int) -> tuple[str, ...]:
         left = f"{plan.kv_tokens} tokens" if kv > 0 else "nothing"
         found.append(f"the KV cache would hold {left}, and one context has {plan.context_length}")
     if host_memory and sum(plan.host.values()) > host_memory:
-        found.append(f"host memory: {_gib(sum(plan.host.values()))} of {_gib(host_memory)}")
+        found.append(f"host memory: {gib(sum(plan.host.values()))} of {gib(host_memory)}")
     return tuple(found)
-
-
-def _gib(count: int) -> str:
-    return f"{count / GIB:.1f} GiB"
 
 
 class Trainer:

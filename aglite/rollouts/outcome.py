@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
@@ -10,6 +9,7 @@ from typing import TYPE_CHECKING, Literal
 from aglite.config import Limits
 from aglite.rollouts.causes import Cause
 from aglite.rollouts.process import Exit
+from aglite.units import signal_name
 
 if TYPE_CHECKING:
     from aglite.rollouts.grading import Grade
@@ -80,20 +80,13 @@ def cause_of(
     if exit.peak_rss_mb > 0.9 * limits.memory_mb or any(text in last_line for text in NO_MEMORY):
         return Cause("memory", f"limit {limits.memory_mb} MB; {how}")
     if exit.code < 0:
-        return Cause("signal", _signal_name(-exit.code))
+        return Cause("signal", signal_name(-exit.code))
     return Cause("exit", how)
 
 
 def _describe(exit: Exit, last_line: str) -> str:
-    how = f"code {exit.code}" if exit.code >= 0 else _signal_name(-exit.code)
+    how = f"code {exit.code}" if exit.code >= 0 else signal_name(-exit.code)
     return f"{how}: {last_line}" if last_line else how
-
-
-def _signal_name(number: int) -> str:
-    try:
-        return signal.Signals(number).name
-    except ValueError:  # most of the real-time signals have no name
-        return f"signal {number}"
 
 
 def flags_of(*, calls: int, limits_hit: Collection[str], log_cut: bool, stragglers: bool) -> list[str]:

@@ -12,6 +12,7 @@ from verl.utils.device import get_device_name, get_torch_device
 
 from aglite.errors import AgliteError
 from aglite.gpus import called, holders_of
+from aglite.units import gib
 from aglite.worker.sharding import local
 
 if TYPE_CHECKING:
@@ -82,9 +83,9 @@ class Holders:
 
     def __str__(self) -> str:
         named = (("weights", self.weights), ("gradients", self.gradients), ("optimizer", self.optimizer))
-        parts = [f"{name} {_gb(held)}" for name, held in (*named, ("activations and logits", self.rest)) if held]
-        others = [f"{name} {_gb(held)}" for name, held in self.others if held]
-        return f"of {_gb(self.total)}: {', '.join([*parts, *others])}"
+        parts = [f"{name} {gib(held)}" for name, held in (*named, ("activations and logits", self.rest)) if held]
+        others = [f"{name} {gib(held)}" for name, held in self.others if held]
+        return f"of {gib(self.total)}: {', '.join([*parts, *others])}"
 
 
 def holders(parameters: Iterable[torch.nn.Parameter], optimizer: torch.optim.Optimizer) -> Holders:
@@ -130,7 +131,3 @@ def out_of_memory(phases: Phases, held: Holders, setup: Setup) -> AgliteError:
 def _on_gpu(tensors: Iterable[torch.Tensor]) -> int:
     parts = map(local, tensors)
     return sum(part.numel() * part.element_size() for part in parts if part.device.type == "cuda")
-
-
-def _gb(count: int) -> str:
-    return f"{count / 2**30:.1f} GiB"

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from aglite.errors import AgliteError, DiskFullError, EngineError
+from aglite.paths import MEMORY
 from aglite.worker.io import Connection, error_frame, failed_frame, pack_floats, params_of, tokens_item, unpack_ids
 
 if TYPE_CHECKING:
@@ -39,9 +40,6 @@ TRAINER_SETTINGS = (
     "lora",
 )
 """What the worker reads of the recipe's trainer section; the rest of it is the supervisor's."""
-
-
-IN_MEMORY = "/dev/shm"
 
 
 class Worker:
@@ -285,7 +283,7 @@ class Worker:
     def export(self, path: str, dtype: str = "") -> None:
         """Write the weights alone as a Hugging Face folder, as they are or as another `dtype`. Raises DiskFullError."""
         trainer = self._ready_trainer()
-        if Path(path).is_relative_to(IN_MEMORY):
+        if Path(path).is_relative_to(MEMORY):
             _check_memory(trainer)
         trainer.export(Path(path), dtype)
 
