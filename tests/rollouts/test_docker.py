@@ -1,7 +1,6 @@
 """What only a container can promise: sealed, limited, without privileges, and gone afterwards."""
 
 import asyncio
-import json
 import os
 import signal
 import socket
@@ -13,44 +12,13 @@ from pathlib import Path
 import psutil
 import pytest
 from bench import Bench, until
+from seen import what_is_seen
 
 from aglite.errors import RecipeError
 from aglite.rollouts.backends.engine import Engine
 
 pytestmark = pytest.mark.docker
 STAND_IN = Path(__file__).parents[1] / "helpers" / "supervisor_stand_in.py"
-
-SEEN = """
-    import json, os, socket
-    def line(name):
-        return next(l.split(":")[1].strip() for l in open("/proc/self/status") if l.startswith(name + ":"))
-    def connects(host, port):
-        try:
-            socket.create_connection((host, port), timeout=2).close()
-        except OSError as error:
-            return str(error)
-        return "connected"
-    def writes(path):
-        try:
-            open(path, "w").close()
-        except OSError as error:
-            return error.strerror
-        return "written"
-"""
-PASS_ON = """
-    import shutil
-    def grade(task, rollout, workdir):
-        shutil.copy(workdir / "seen.json", task["public"]["out"])
-        return 1.0
-"""
-
-
-async def what_is_seen(tmp_path, agent, public=None, **agent_section):
-    out = tmp_path / "seen.json"
-    async with Bench(tmp_path, SEEN + agent, grade=PASS_ON, **agent_section) as bench:
-        outcome = await bench.run({"out": str(out), **(public or {})})
-        assert outcome.state == "done", (outcome, bench.log())
-    return json.loads(out.read_text())
 
 
 @pytest.fixture

@@ -7,6 +7,7 @@ from typing import Any
 from aglite.config import Agent
 from aglite.rollouts.backends import Launch, base_environment
 from aglite.rollouts.backends.contained import FOLDER
+from aglite.rollouts.backends.seccomp import profile
 from aglite.rollouts.backends.sidecar import Sidecar
 
 OPEN_FILES = 4096
@@ -46,7 +47,7 @@ def container_config(launch: Launch, agent: Agent, image_id: str, sidecar: Sidec
             "Init": True,
             "IpcMode": "private",
             "CapDrop": ["ALL"],
-            "SecurityOpt": ["no-new-privileges"],
+            "SecurityOpt": ["no-new-privileges", *([f"seccomp={profile()}"] if sidecar.vsock else [])],
             "Memory": memory,
             "MemorySwap": memory,
             "NanoCpus": round(limits.cpus * 1e9) if limits.cpus else 0,

@@ -7,11 +7,22 @@ import logging
 import os
 import socket
 from pathlib import Path
+from typing import NamedTuple
 
 log = logging.getLogger("aglite.rollouts")
 
-Arrival = tuple[socket.socket, socket.socket]
-"""A sidecar's connection to us, and the socket it listens on."""
+
+class Arrival(NamedTuple):
+    """A sidecar that has reported."""
+
+    connection: socket.socket
+    listening: socket.socket
+    vsock: bool
+    """Whether the engine lets containers have sockets to the hypervisor."""
+
+    def close(self) -> None:
+        self.connection.close()
+        self.listening.close()
 
 
 class Door:
@@ -21,7 +32,6 @@ class Door:
         self._expected: dict[str, asyncio.Future[Arrival]] = {}
         self._socket: socket.socket | None = None
         self._accepting: asyncio.Task[None] | None = None
-        self._warned = False
 
     def open(self) -> None:
         self.path.unlink(missing_ok=True)
@@ -53,24 +63,16 @@ class Door:
                 await asyncio.sleep(0.2)
                 continue
             try:
-                name, listening, may_use_vsock = await asyncio.to_thread(_hello, connection)
+                name, arrived = await asyncio.to_thread(_hello, connection)
             except OSError as error:
                 log.warning("a sidecar's report could not be read: %s", error)
                 connection.close()
                 continue
-            if may_use_vsock and not self._warned:
-                self._warned = True
-                log.warning(
-                    "this engine's seccomp profile lets agents open vsock sockets, which lead to the hypervisor where "
-                    "this machine is a virtual one: use another version of Docker, or start dockerd with a "
-                    "--seccomp-profile that refuses them"
-                )
             arrival = self._expected.get(name)
             if arrival is None or arrival.done():
-                connection.close()
-                listening.close()
+                arrived.close()
             else:
-                arrival.set_result((connection, listening))
+                arrival.set_result(arrived)
 
 
 def _listen(path: Path) -> socket.socket:
@@ -88,8 +90,8 @@ def _listen(path: Path) -> socket.socket:
     return door
 
 
-def _hello(connection: socket.socket) -> tuple[str, socket.socket, bool]:
-    """The name of a sidecar that has just connected, its listening socket, and whether it may use vsock."""
+def _hello(connection: socket.socket) -> tuple[str, Arrival]:
+    """What a sidecar that has just connected says: its name, and the rest."""
     connection.settimeout(10)
     hello, descriptors, _, _ = socket.recv_fds(connection, 64, 1)
     if len(descriptors) != 1:
@@ -98,4 +100,4 @@ def _hello(connection: socket.socket) -> tuple[str, socket.socket, bool]:
     listening = socket.socket(fileno=descriptors[0])
     listening.setblocking(False)
     name, _, vsock = hello.decode("ascii", "replace").partition(" ")
-    return name, listening, bool(vsock)
+    return name, Arrival(connection, listening, bool(vsock))

@@ -45,7 +45,10 @@ class Sidecar:
         served: Served,
         reader: asyncio.StreamReader,
         writer: asyncio.StreamWriter,
+        vsock: bool,
     ) -> None:
+        """`vsock`: whether the engine's own seccomp profile lets containers have sockets to the hypervisor."""
+        self.vsock = vsock
         self.container = container
         self.volume = volume
         self._engine = engine

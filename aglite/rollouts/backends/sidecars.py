@@ -121,16 +121,15 @@ class Sidecars:
             await asyncio.wait({arrival, ended}, timeout=START_TIMEOUT_S, return_when=asyncio.FIRST_COMPLETED)
             if not arrival.done():
                 raise BackendError(Cause("launch", "a sidecar does not report: it cannot reach the run's socket"))
-            connection, listening = arrival.result()
+            connection, listening, vsock = arrival.result()
             details = await self._engine.call("inspect_container", container)
             volume = next(mount["Name"] for mount in details["Mounts"] if mount["Destination"] == FOLDER)
             served = await self._serve(listening)
             reader, writer = await asyncio.open_unix_connection(sock=connection, limit=1 << 18)
-            return Sidecar(self._engine, container, volume, served, reader, writer)
+            return Sidecar(self._engine, container, volume, served, reader, writer, vsock)
         except BaseException:
             if arrival.done() and not arrival.cancelled():
-                for sock in arrival.result():
-                    sock.close()
+                arrival.result().close()
             if container:
                 await self._engine.remove(container)
             raise
