@@ -15,6 +15,8 @@ from aglite.engine.out_of_memory import OutOfMemory
 from aglite.errors import AgliteError, EngineError
 
 PROMPT = [300, 301, 302]
+SLOW = 0.1
+"""Seconds a token, so that a generation is under way when an update comes, however busy the machine is."""
 BATCH = {"plan": [[[0]]], "rows": [], "temperature": 1.0}
 
 UPDATE = [
@@ -72,9 +74,11 @@ def check_versions(tokens, count=60):
 
 async def test_a_generation_goes_on_after_the_update_that_interrupted_it(stage):
     async with stage.pair() as pair:
+        stage.set(token_s=SLOW)
         reading = Reading(pair)
         await reading.some(5)
         await update(pair, 1)
+        stage.set(token_s=0)
         await reading.task
         assert stage.calls == ["vllm /pause?mode=keep&clear_cache=true", *UPDATE]
         check_versions(reading.tokens)
@@ -82,11 +86,13 @@ async def test_a_generation_goes_on_after_the_update_that_interrupted_it(stage):
 
 async def test_what_had_arrived_and_was_not_read_bears_the_old_version(stage):
     async with stage.pair() as pair:
+        stage.set(token_s=SLOW)
         reading = Reading(pair)
         reading.held.clear()  # its agent reads slowly
         await reading.some(1)
-        await asyncio.sleep(0.1)  # the engine samples on
+        await asyncio.sleep(5 * SLOW)  # the engine samples on
         await update(pair, 1)
+        stage.set(token_s=0)
         reading.held.set()
         await reading.task
         check_versions(reading.tokens)
@@ -189,10 +195,11 @@ async def test_weights_that_did_not_arrive_are_noticed(stage):
 
 async def test_a_refused_sleep_matters_on_a_gpu_only(stage):
     async with stage.pair() as pair:
-        stage.set(refuse={"/sleep": [500, "sleep mode is not enabled"]})
+        stage.set(refuse={"/sleep": [500, "sleep mode is not enabled"]}, token_s=SLOW)
         reading = Reading(pair)
         await reading.some(5)
         await update(pair, 1)
+        stage.set(token_s=0)
         await reading.task
         check_versions(reading.tokens)
         pair._must_sleep = True
@@ -232,6 +239,7 @@ async def test_holders_of_gpu_memory_are_named(stage, monkeypatch):
 
 async def test_a_death_is_noticed_at_once_with_its_last_words(stage):
     async with stage.pair(trainer=False) as pair:
+        stage.set(token_s=SLOW)
         reading = Reading(pair)
         await reading.some(1)
         os.kill(pair.engine.server.child.pid, signal.SIGKILL)

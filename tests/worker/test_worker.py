@@ -15,7 +15,9 @@ from aglite.engine.base import SamplingParams
 from aglite.engine.worker_client import WorkerClient
 from aglite.errors import AgliteError, EngineError
 
-ENGINE = {"context_length": 128, "max_running": 8, "kv_tokens": 2048, "threads": 1}
+ENGINE = {"context_length": 256, "max_running": 8, "kv_tokens": 2048, "threads": 1}
+LONG = 240
+"""Tokens of a generation that something is to happen in the middle of: as many as the tiny model can."""
 COMMAND = [sys.executable, "-m", "aglite.worker"]
 PROMPT = [5, 6, 7, 8, 9]
 
@@ -32,7 +34,7 @@ async def sampler(tiny_model, tmp_path_factory):
     client = client_in(tmp_path_factory.mktemp("sampler"))
     await client.start()
     info = await client.init(tiny_model, engine=ENGINE)
-    assert (info.context_length, info.vocab_size) == (128, 97)
+    assert (info.context_length, info.vocab_size) == (256, 97)
     yield client
     await client.stop()
 
@@ -76,18 +78,18 @@ async def test_equal_seeds_draw_equal_tokens(sampler):
 
 async def test_closing_a_stream_frees_its_place(sampler):
     before = await sampler.stats()
-    streams = [sampler.generate(PROMPT, SamplingParams(max_tokens=120, temperature=1.0)) for _ in range(3)]
+    streams = [sampler.generate(PROMPT, SamplingParams(max_tokens=LONG, temperature=1.0)) for _ in range(3)]
     for stream in streams:
         await anext(stream)
     for stream in streams:
         await stream.aclose()
     tokens, _ = await collect(sampler.generate(PROMPT, SamplingParams(max_tokens=3)))
     after = await sampler.stats()
-    assert len(tokens) == 3 and after.running == 0 and after.sampled_tokens - before.sampled_tokens < 3 * 120
+    assert len(tokens) == 3 and after.running == 0 and after.sampled_tokens - before.sampled_tokens < 3 * LONG
 
 
 async def test_preempted_generations_keep_their_tokens_and_go_on(sampler):
-    params = SamplingParams(max_tokens=100, temperature=1.0, seed=1)
+    params = SamplingParams(max_tokens=LONG, temperature=1.0, seed=1)
     undisturbed, _ = await collect(sampler.generate(PROMPT, params))
     chunks = []
     task = asyncio.create_task(collect(sampler.generate(PROMPT, params), chunks))
@@ -95,7 +97,7 @@ async def test_preempted_generations_keep_their_tokens_and_go_on(sampler):
     await sampler.preempt()
     held = len(chunks)
     await asyncio.sleep(0.3)
-    assert len(chunks) == held < 100
+    assert len(chunks) == held < LONG
     late = asyncio.create_task(collect(sampler.generate(PROMPT, SamplingParams(max_tokens=2))))
     await asyncio.sleep(0.1)
     assert not late.done()
@@ -175,7 +177,7 @@ async def test_a_run_of_training(tiny_model, tmp_path):
     batch = message(rows, recorded, [[list(range(8))]], lr=1e-2)
     chunks = []
     running = asyncio.create_task(
-        collect(client.generate(PROMPT, SamplingParams(max_tokens=100, temperature=1.0)), chunks)
+        collect(client.generate(PROMPT, SamplingParams(max_tokens=LONG, temperature=1.0)), chunks)
     )
     await until_longer(chunks, 2)
     training = asyncio.create_task(client.train(batch))
@@ -188,7 +190,7 @@ async def test_a_run_of_training(tiny_model, tmp_path):
     held = len(chunks)
     await client.resume(1)
     await running
-    assert held < 100 and {chunk.version for chunk in chunks[:held]} == {0} and chunks[-1].version == 1
+    assert held < LONG and {chunk.version for chunk in chunks[:held]} == {0} and chunks[-1].version == 1
     assert len((await queued)[0]) == 3
 
     after_gap, after_logprobs = await gap()
