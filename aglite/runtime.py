@@ -74,7 +74,7 @@ class Runtime:
         if trainer and model_dir is not None and recipe.engine.own_vllm:
             from aglite.memory_plan.card import refuse_what_does_not_fit
 
-            await asyncio.to_thread(refuse_what_does_not_fit, recipe, model_dir, self.on_line)
+            await abandonable(refuse_what_does_not_fit, recipe, model_dir, self.on_line)
         allow_many_files()
         collect_rarely()
         await self.reaper.start()

@@ -1,8 +1,9 @@
 """`aglite up` on a machine with a small card: refused before anything is loaded, with the plan and what would help."""
 
 import json
+import time
 
-from mini_run import MiniRun
+from mini_run import INTERRUPT, MiniRun
 
 NVML = """
 class NVMLError(Exception):
@@ -13,17 +14,17 @@ def nvmlShutdown(): pass
 def nvmlDeviceGetHandleByIndex(index): return index
 def nvmlDeviceGetName(handle): return "Toy GPU"
 def nvmlDeviceGetMemoryInfo(handle):
-    return type("Info", (), {"total": GIB * 2**30, "used": 0})
+    return type("Info", (), {"total": GIB * 2**30, "used": USED * 2**30})
 def nvmlDeviceGetCount(): return 0
 """
 
 
 class CardRun(MiniRun):
-    """A run whose machine seems to have a card of so many GiB."""
+    """A run whose machine seems to have a card of so many GiB, `used` of which other programs hold."""
 
-    def __init__(self, folder, gib, **recipe):
+    def __init__(self, folder, gib, used=0, **recipe):
         super().__init__(folder, engine={"kind": "vllm", "context_length": 512}, **recipe)
-        (folder / "pynvml.py").write_text(f"GIB = {gib}\n{NVML}")
+        (folder / "pynvml.py").write_text(f"GIB, USED = {gib}, {used}\n{NVML}")
 
     @property
     def environment(self):
@@ -49,3 +50,14 @@ def test_what_fits_is_said_in_a_line(tmp_path):
     lines = [json.loads(line) for line in output.splitlines() if line.startswith("{")]
     assert any("memory plan: " in json.dumps(line) and "(rollout)" in json.dumps(line) for line in lines), output
     assert code == 1, "the vLLM of this test ends at once"
+
+
+def test_a_stop_does_not_wait_for_the_memory_of_other_programs(tmp_path):
+    run = CardRun(tmp_path, 80, used=70)
+    run.start()
+    while "waiting for other programs to free memory of Toy GPU" not in (line := run.process.stdout.readline()):
+        assert line, "it ended"
+    began = time.monotonic()
+    run.signal(INTERRUPT)
+    code, output = run.wait()
+    assert code == 130 and time.monotonic() - began < 12, output
