@@ -10,8 +10,8 @@ from pathlib import Path
 
 MEMORY = Path("/dev/shm")
 """Where files lie in memory."""
-DEEPEST_TMP = 40
-"""Bytes of a temporary folder's path that leave room for that of a socket in it; vLLM's are the longest."""
+SOCKET_BYTES = 107
+"""Length of the longest path that a Unix socket can have."""
 
 ROLLOUT_ID = "AGLITE_ROLLOUT_ID"
 """Variable in the environment of all processes of a rollout: its id. They are found by it."""
@@ -78,11 +78,11 @@ class RunDir:
         os.chmod(self.path, 0o700)
 
 
-def near_tmp() -> Path:
-    """Where folders are made that hold Unix sockets: the path of one has at most 107 bytes, so where TMPDIR leads deep,
-    as it does in the jobs of a cluster, it is /tmp itself."""
+def near_tmp(more: int) -> Path:
+    """Where a folder is made that holds Unix sockets: TMPDIR, or where that leads too deep, as in the jobs of a cluster,
+    /tmp itself. `more`: bytes of the sockets' paths from there on."""
     usual = tempfile.gettempdir()
-    return Path(usual if len(os.fsencode(usual)) <= DEEPEST_TMP else "/tmp")
+    return Path(usual if len(os.fsencode(usual)) + more <= SOCKET_BYTES else "/tmp")
 
 
 def write_private(path: Path, text: str) -> None:

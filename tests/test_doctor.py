@@ -69,7 +69,7 @@ def test_an_empty_model_cache_names_the_command(tmp_path, monkeypatch):
 def test_docker_that_does_not_answer_is_a_warning(tmp_path, monkeypatch):
     import socket
 
-    with socket.socket(socket.AF_UNIX) as server, tempfile.TemporaryDirectory(dir=near_tmp()) as short:
+    with socket.socket(socket.AF_UNIX) as server, tempfile.TemporaryDirectory(dir=near_tmp(40)) as short:
         path = f"{short}/docker.sock"
         server.bind(path)  # bound but not listening: connections are refused
         monkeypatch.setenv("DOCKER_HOST", f"unix://{path}")

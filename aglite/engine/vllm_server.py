@@ -295,7 +295,7 @@ def private_folder(run_dir: Path) -> Path:
     run left in it is gone. Hold the run directory's lock."""
     base = MEMORY
     if not os.access(base, os.W_OK):
-        base = near_tmp()
+        base = near_tmp(64)  # its own sockets are called by a UUID
     folder = base / f"aglite-{hashlib.sha256(os.fsencode(run_dir.resolve())).hexdigest()[:16]}"
     shutil.rmtree(folder, ignore_errors=True)
     try:

@@ -81,7 +81,7 @@ class WorkerClient:
         """Start the process and wait until it has connected. Raises EngineError with its last lines if it does not."""
         loop = asyncio.get_running_loop()
         ready: asyncio.Future[dict[str, Any]] = loop.create_future()
-        folder = Path(tempfile.mkdtemp(prefix="aglite-worker-", dir=near_tmp()))
+        folder = Path(tempfile.mkdtemp(prefix="aglite-worker-", dir=near_tmp(len("/aglite-worker-12345678/socket"))))
         self._socket = _Socket(self._receive, ready, self._garbled)
         server = await loop.create_unix_server(lambda: self._socket, path=str(folder / "socket"))
         try:
