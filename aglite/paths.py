@@ -79,8 +79,8 @@ class RunDir:
 
 
 def near_tmp(more: int) -> Path:
-    """Where a folder is made that holds Unix sockets: TMPDIR, or where that leads too deep, as in a cluster's jobs, /tmp
-    itself. `more`: bytes of the sockets' paths from there on."""
+    """Where a folder is made that holds Unix sockets: TMPDIR, or where that leads too deep, as in a cluster's jobs,
+    /tmp itself. `more`: bytes of the sockets' paths from there on."""
     usual = tempfile.gettempdir()
     return Path(usual if len(os.fsencode(usual)) + more <= SOCKET_BYTES else "/tmp")
 
