@@ -185,6 +185,9 @@ def _usable_gpu(found: str, cuda: tuple[int, int], installed: Callable[[str], st
 def gpu_memory(recipe: Recipe, gib: float | None = None, nvml: Any = None) -> Check:
     """Whether the recipe fits a GPU: the one that is here, or one of `gib` GiB."""
     name = "gpu memory"
+    if not uses_gpu(recipe):
+        where = "trainer.device is cpu" if recipe.engine.kind == "embedded" else f"its engine is at {recipe.engine.url}"
+        return Check(name, "ok", f"nothing of the recipe is computed on a GPU here: {where}")
     card = present_card(nvml) if gib is None else Card(f"a GPU of {gib:g} GiB", int(gib * GIB))
     if card is None:
         return Check(name, "ok", "no GPU here to plan for; --gpu-gib 80 plans for one of 80 GiB")

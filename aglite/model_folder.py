@@ -7,6 +7,7 @@ import json
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 from aglite.errors import AgliteError
 
@@ -19,14 +20,31 @@ CPU_CONTEXT = 4096
 embedded engine wherever it is."""
 
 
+SIZES = (
+    "hidden_size",
+    "num_hidden_layers",
+    "num_attention_heads",
+    "num_key_value_heads",
+    "head_dim",
+    "vocab_size",
+    "max_position_embeddings",
+)
+"""What a config.json says as one number above 0, where it says it."""
+
+
 class ModelError(AgliteError):
     """A model that cannot be found, fetched or used."""
 
 
 def cpu_context(folder: Path) -> int:
     """CPU_CONTEXT tokens of context, where the recipe names none; at most as many as the model was made for."""
+    return min(CPU_CONTEXT, sizes(folder).get("max_position_embeddings") or CPU_CONTEXT)
+
+
+def sizes(folder: Path) -> dict[str, Any]:
+    """What config.json says of the model, or of its text part where it also reads pictures."""
     config = json.loads((folder / "config.json").read_text())
-    return min(CPU_CONTEXT, config.get("max_position_embeddings") or CPU_CONTEXT)
+    return {**config, **(config.get("text_config") or {})}
 
 
 def check_folder(folder: Path, *, weights: bool = True) -> Path:
@@ -40,16 +58,22 @@ def check_folder(folder: Path, *, weights: bool = True) -> Path:
         if not (folder / file).is_file():
             raise bad(f"no {file} ({what})")
         try:
-            json.loads((folder / file).read_text())
+            found = json.loads((folder / file).read_text())
         except (ValueError, OSError) as error:
             raise bad(f"{file} cannot be read ({error})") from None
+        if not isinstance(found, dict):
+            raise bad(f"{file} holds no JSON object, so it is not {what}")
+        if file == "config.json" and (problem := _config_problem(found)):
+            raise bad(f"{file}: {problem}")
     if not weights:
         return folder
     index = folder / "model.safetensors.index.json"
     if index.is_file():
         try:
             names = sorted(set(json.loads(index.read_text())["weight_map"].values()))
-        except (ValueError, KeyError, AttributeError):
+            if not all(isinstance(name, str) for name in names):
+                raise TypeError
+        except (ValueError, KeyError, AttributeError, TypeError):
             raise bad(f"{index.name} cannot be read") from None
     else:
         names = sorted(file.name for file in folder.glob("*.safetensors"))
@@ -60,6 +84,18 @@ def check_folder(folder: Path, *, weights: bool = True) -> Path:
         if problem:
             raise bad(f"{file} {problem}")
     return folder
+
+
+def _config_problem(config: dict[str, Any]) -> str | None:
+    """Why a configuration cannot be worked with; None if nothing is wrong at first sight."""
+    text = config.get("text_config") or {}
+    if not isinstance(text, dict):
+        return f"text_config is no section (it is {text!r})"
+    for name in SIZES:
+        value = {**config, **text}.get(name)
+        if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
+            return f"{name} is no whole number above 0 (it is {value!r})"
+    return None
 
 
 def _safetensors_problem(file: Path) -> str | None:
@@ -73,10 +109,10 @@ def _safetensors_problem(file: Path) -> str | None:
             return "is no safetensors file (cut short, or only a Git LFS pointer)"
         try:
             header = json.loads(stream.read(length))
-        except ValueError:
+            ends = [entry["data_offsets"][1] for key, entry in header.items() if key != "__metadata__"]
+            expected = 8 + length + max(ends, default=0)
+        except (ValueError, TypeError, LookupError, AttributeError):
             return "is no safetensors file"
-    end = max((entry["data_offsets"][1] for key, entry in header.items() if key != "__metadata__"), default=0)
-    expected = 8 + length + end
     return None if size == expected else f"has {size} bytes where its header says {expected}; copy it again"
 
 

@@ -105,6 +105,10 @@ def test_missing_parts_are_named():
     assert all(f"{key}: missing" in str(caught.value) for key in ("model", "tasks", "agent"))
 
 
+def vllm(*args):
+    return {"engine": {"kind": "vllm", "args": list(args)}}
+
+
 @pytest.mark.parametrize(
     "changes, said",
     [
@@ -129,6 +133,14 @@ def test_missing_parts_are_named():
         ),
         ({"trainer": {"device": "cpu", "n_gpus": 2}}, "trainer.n_gpus: 2, but device is cpu"),
         ({"trainer": {"nnodes": 3}}, "trainer.nnodes: 3, but the embedded engine shares the weights of one process"),
+        ({"engine": {"args": ["--trust-remote-code"]}}, "engine.args: only for engine.kind vllm"),
+        (vllm("--gpu-memory-utilization", "0.3"), "has a setting of its own; use `engine.gpu_memory_utilization`"),
+        (vllm("--max_model_len=4096"), "--max-model-len has a setting of its own; use `engine.context_length`"),
+        (vllm("--no-enforce-eager"), "--enforce-eager has a setting of its own; use `engine.enforce_eager`"),
+        (vllm("--language-model-only", "--api-key", "x"), "engine.args: --api-key is aglite's to say"),
+        (vllm("--tensor-parallel-size", "0"), "engine.args: --tensor-parallel-size is '0'; give it a number"),
+        (vllm("-tp"), "engine.args: -tp is ''"),
+        (vllm("--max_num_batched_tokens=many"), "engine.args: --max-num-batched-tokens is 'many'"),
     ],
 )
 def test_impossible_combinations_are_refused(changes, said):

@@ -59,12 +59,34 @@ def cut(folder: Path) -> None:
         file.truncate(file.seek(0, os.SEEK_END) - 1)
 
 
+def configured(folder: Path, **config) -> None:
+    (folder / "config.json").write_text(json.dumps(config))
+
+
+def headed(folder: Path, header: str) -> None:
+    (folder / "model.safetensors").write_bytes(len(header).to_bytes(8, "little") + header.encode())
+
+
+def indexed(folder: Path, weight_map) -> None:
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
+
+
 @pytest.mark.parametrize(
     "damage, said",
     [
         (lambda folder: (folder / "config.json").unlink(), "no config.json"),
         (lambda folder: (folder / "config.json").write_text("{"), "config.json cannot be read"),
+        (lambda folder: (folder / "config.json").write_text("[]"), "config.json holds no JSON object"),
+        (lambda folder: configured(folder, num_attention_heads=0), r"num_attention_heads is no whole .* \(it is 0\)"),
+        (lambda folder: configured(folder, hidden_size="576"), "hidden_size is no whole number above 0"),
+        (lambda folder: configured(folder, text_config={"head_dim": 1.5}), "head_dim is no whole number above 0"),
+        (lambda folder: configured(folder, text_config=[1]), "text_config is no section"),
+        (lambda folder: (folder / "tokenizer.json").write_text("null"), "tokenizer.json holds no JSON object"),
         (lambda folder: (folder / "tokenizer.json").unlink(), "no tokenizer.json"),
+        (lambda folder: headed(folder, "[]"), "is no safetensors file"),
+        (lambda folder: headed(folder, '{"w": {"dtype": "U8"}}'), "is no safetensors file"),
+        (lambda folder: indexed(folder, None), "model.safetensors.index.json cannot be read"),
+        (lambda folder: indexed(folder, {"w": 1}), "model.safetensors.index.json cannot be read"),
         (lambda folder: (folder / "model.safetensors").unlink(), "no weights"),
         (cut, "its header says"),
         (lambda folder: (folder / "model.safetensors").write_text("version https://git-lfs"), "Git LFS pointer"),

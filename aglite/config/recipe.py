@@ -27,6 +27,7 @@ from aglite.config.sections import (
     Tasks,
 )
 from aglite.config.trainer import Trainer, trainer_problems
+from aglite.config.vllm_flags import flag_problems
 from aglite.redact import Redactor
 
 
@@ -138,11 +139,12 @@ class Recipe(Section):
 
 def _engine_problems(engine: EngineSettings) -> list[str]:
     if engine.kind == "embedded":
-        given = [name for name in ("url", "model", "key_env") if getattr(engine, name)]
-        return [f"engine.{name}: only for engine.kind vllm and api" for name in given]
+        given = [name for name in ("url", "model", "key_env", "args") if getattr(engine, name)]
+        return [f"engine.{name}: only for engine.kind vllm{'' if name == 'args' else ' and api'}" for name in given]
     if engine.own_vllm:
         given = [name for name in ("model", "key_env") if getattr(engine, name)]
-        return [f"engine.{name}: only for a server that runs already; give its engine.url too" for name in given]
+        problems = [f"engine.{name}: only for a server that runs already; give its engine.url too" for name in given]
+        return problems + flag_problems(engine.args)
     problems = ["engine.args: only for aglite's own vLLM; leave out engine.url"] if engine.args else []
     if not re.match(r"https?://[^/\s]", engine.url):
         problems.append(f"engine.url: {engine.url!r} is no address such as http://127.0.0.1:8000")

@@ -278,7 +278,8 @@ class EngineSettings(Section):
     """How new weights reach aglite's own vLLM: `ipc`, from GPU memory to GPU memory; `folder`, by files in /dev/shm (or
     in the run directory, where that is too small); `auto`: ipc on a GPU, else folder."""
     args: list[str] = []
-    """Further flags of `vllm serve` for aglite's own vLLM, such as [--max-num-batched-tokens, "8192"]."""
+    """Further flags of `vllm serve` for aglite's own vLLM, such as [--max-num-batched-tokens, "8192"]; not those that
+    have a setting here."""
     start_timeout_s: Seconds = 900
     """How long aglite's own vLLM may take to load and compile the model."""
 

@@ -195,8 +195,12 @@ class VllmServer:
 
 
 def command() -> list[str]:
-    """How vLLM is started; `AGLITE_VLLM` names another one, such as that of a Python of its own."""
-    return shlex.split(os.environ.get("AGLITE_VLLM", "")) or [
+    """How vLLM is started; `AGLITE_VLLM` names another one, such as that of a Python of its own. Raises AgliteError."""
+    try:
+        given = shlex.split(os.environ.get("AGLITE_VLLM", ""))
+    except ValueError as error:
+        raise AgliteError(f"AGLITE_VLLM: {error}", "write it as in a shell, each quotation mark closed") from None
+    return given or [
         sys.executable,
         "-m",
         "vllm.entrypoints.openai.api_server",
@@ -206,7 +210,7 @@ def command() -> list[str]:
 def flags(
     settings: EngineSettings, model_dir: Path, *, device: str, trained: bool, ipc: bool, context_length: int, seed: int
 ) -> list[str]:
-    """What `vllm serve` is told; the recipe's `engine.args` come last and win. `context_length` 0: the model's."""
+    """What `vllm serve` is told; the recipe's `engine.args` come last. `context_length` 0: the model's."""
     found = ["--model", str(model_dir), "--served-model-name", "policy", "--seed", str(seed)]
     found += ["--max-num-seqs", str(settings.max_running), "--dtype", dtype(settings, device)]
     # without these, log-probabilities would be those before temperature, and sampling would follow the model's file

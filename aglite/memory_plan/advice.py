@@ -78,11 +78,15 @@ def _candidates(recipe: Recipe, shape: Shape, plan: Plan) -> Iterator[Change]:
     else:
         for part in (2, 4):
             yield Change("engine.kv_tokens", engine.kv_tokens // part)
+    if plan.context_length > shape.positions:
+        yield Change("engine.context_length", shape.positions)
     for part in (2, 4, 8):
         if plan.context_length // part >= 1024:
             yield Change("engine.context_length", plan.context_length // part)
     if not trainer.lora:
         yield Change("trainer.lora", {"rank": 16, "alpha": 32})
+    elif not plan.trained:
+        yield Change("trainer.lora", {"rank": trainer.lora.rank, "alpha": trainer.lora.alpha})
 
 
 def _changed(recipe: Recipe, changes: tuple[Change, ...]) -> Recipe | None:

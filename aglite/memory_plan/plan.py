@@ -23,13 +23,11 @@ CONTEXT, WORKSPACES, GRAPHS and SLACK are estimates; `aglite doctor --selftest g
 
 from __future__ import annotations
 
-import re
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from aglite.config import Recipe
-from aglite.errors import RecipeError
+from aglite.config.vllm_flags import BATCHED, PARALLEL, count
 from aglite.memory_plan.passes import pass_bytes
 from aglite.memory_plan.shape import FP32, Shape
 from aglite.model_folder import CPU_CONTEXT
@@ -57,7 +55,6 @@ TRANSFER = 256 * MIB
 PROCESS = 3 * GIB
 """Host memory of a process with torch and CUDA."""
 
-SUFFIXES = {"": 1, "k": 10**3, "K": 2**10, "m": 10**6, "M": 2**20, "g": 10**9, "G": 2**30}
 """Of numbers in vLLM's flags."""
 WIDTHS = {"bfloat16": 2, "float16": 2, "float32": 4}
 
@@ -139,7 +136,7 @@ def make_plan(recipe: Recipe, shape: Shape, card: int, *, others: int = 0, host_
     tokens = max(0, kv - min(rollouts, recipe.engine.max_running) * per_sequence) // per_token
     host = {name: held for name, held in trainer.host().items() if held}
     plan = Plan(card, shape.parameters, trainer.trained, tuple(phases), host, tokens, context, rollouts, ())
-    return replace(plan, problems=_problems(plan, kv, host_memory))
+    return replace(plan, problems=(*_contradictions(recipe, shape, plan), *_problems(plan, kv, host_memory)))
 
 
 def context_length(recipe: Recipe, shape: Shape) -> int:
@@ -150,23 +147,19 @@ def context_length(recipe: Recipe, shape: Shape) -> int:
 
 def tensor_parallel(recipe: Recipe) -> int:
     """GPUs that one copy of the model is spread over in vLLM."""
-    return _number(recipe.engine.args, "--tensor-parallel-size", "-tp") or 1
+    return count(recipe.engine.args, PARALLEL) or 1
 
 
-def _number(args: Sequence[str], *names: str) -> int | None:
-    """The value of a flag of `vllm serve`, the last one given; None without one. vLLM takes `_` for `-` in a name, and
-    8k for 8,000 and 8K for 8,192. Raises RecipeError for what is no number."""
-    found = None
-    for place, arg in enumerate(args):
-        name, equals, value = arg.partition("=")
-        if name.replace("_", "-") in names:
-            found = value if equals else next(iter(args[place + 1 : place + 2]), "")
-    if found is None:
-        return None
-    number = re.fullmatch(r"(\d+(?:\.\d+)?)([kKmMgG]?)", found)
-    if number is None:
-        raise RecipeError(f"engine.args: {names[0]} is {found!r}", "give it a whole number, such as 8192 or 8k")
-    return int(float(number[1]) * SUFFIXES[number[2]])
+def _contradictions(recipe: Recipe, shape: Shape, plan: Plan) -> list[str]:
+    """What the recipe wants of the model and it has not."""
+    found = []
+    longest = shape.positions if recipe.engine.kind == "embedded" else shape.longest
+    if plan.context_length > longest:
+        found.append(f"engine.context_length is {plan.context_length}, and the model was made for {longest} tokens")
+    if recipe.trainer.lora and not plan.trained:
+        known = ", ".join(dict.fromkeys(linear.name for layer in shape.layers for linear in layer.linears))
+        found.append(f"trainer.lora.targets names no module of the model; it has {known}")
+    return found
 
 
 def _problems(plan: Plan, kv: int, host_memory: int) -> tuple[str, ...]:
@@ -300,7 +293,7 @@ def _with_vllm(recipe: Recipe, shape: Shape, trainer: Trainer, card: int) -> tup
     if "--language-model-only" in engine.args:
         parameters -= shape.vision_parameters
     weights = -(-width * parameters // parallel)
-    batch = _number(engine.args, "--max-num-batched-tokens") or max(BATCHED_TOKENS, engine.max_running)
+    batch = count(engine.args, BATCHED) or max(BATCHED_TOKENS, engine.max_running)
     passing = batch * width * (3 * shape.mlp + 4 * shape.hidden) // parallel
     passing += SAMPLER * shape.vocabulary * engine.max_running
     kv = int(engine.gpu_memory_utilization * card) - weights - passing - sum(fixed.values())

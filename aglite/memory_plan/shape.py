@@ -79,6 +79,8 @@ class Shape:
     """Width of the feed-forward part that one token goes through; with experts, of all that it is sent to."""
     positions: int
     """Tokens that the model was made for."""
+    longest: int
+    """Tokens that vLLM lets a context have at most: more than `positions` where rotary positions are stretched."""
     layers: tuple[Layer, ...]
     linear_heads: int = 0
     """Linear attention: value heads."""
@@ -122,9 +124,10 @@ class Shape:
 
     def lora_parameters(self, rank: int, targets: Iterable[str] = ()) -> int:
         """Parameters of a low-rank adapter: rank * (inputs + outputs) for each linear module named in `targets`;
-        without targets, for all of them but the head and those of the vision tower. (Hu et al. 2021, section 4.1:
+        without targets, for all of them but the head and those of the vision tower. A target may say where the module
+        is, as in `self_attn.q_proj`. (Hu et al. 2021, section 4.1:
         W + B A, with A [rank, inputs] and B [outputs, rank].)"""
-        wanted = set(targets)
+        wanted = {target.rpartition(".")[2] for target in targets}
         modules = [linear for layer in self.layers for linear in layer.linears]
         return sum(rank * (one.inputs + one.outputs) for one in modules if not wanted or one.name in wanted)
 
@@ -141,7 +144,7 @@ class Shape:
 
 def text_of(config: dict[str, Any]) -> dict[str, Any]:
     """The part about the language model: a model that also sees has it in a section of its own."""
-    return {**config, **config.get("text_config", {})}
+    return {**config, **(config.get("text_config") or {})}
 
 
 def kv_bytes_per_token(config: dict[str, Any], width: int) -> int:
@@ -194,11 +197,20 @@ def _shape(text: dict[str, Any], kind: str, vision: dict[str, Any]) -> Shape:
         wide_norm=hybrid,
         mlp=max(_mlp_width(text, kind, index) for index in range(text["num_hidden_layers"])),
         positions=text["max_position_embeddings"],
+        longest=_longest(text),
         layers=tuple(_layer(text, kind, index) for index in range(text["num_hidden_layers"])),
         vision=_vision_linears(vision) if vision else (),
         vision_other=_vision_other(vision) if vision else 0,
         **(_linear_sizes(text) if hybrid else {}),
     )
+
+
+def _longest(text: dict[str, Any]) -> int:
+    """vLLM's versions differ in whether YaRN's `max_position_embeddings` are stretched already: the larger one."""
+    rope = text.get("rope_parameters") or text.get("rope_scaling") or {}
+    each = [rope, *(one for one in rope.values() if isinstance(one, dict))]  # of each kind of layer
+    stretched = max(one.get("factor") or 1.0 for one in each) * text["max_position_embeddings"]
+    return max(int(stretched), text.get("model_max_length") or 0)
 
 
 def _linear_sizes(text: dict[str, Any]) -> dict[str, int]:

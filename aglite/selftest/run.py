@@ -19,7 +19,7 @@ from aglite.selftest.bench import Bench
 from aglite.selftest.items import ITEMS, NAMED, Item, Outcome
 from aglite.versions import findings
 
-NO_GPU = "there is no NVIDIA GPU here, so there is nothing to test (aglite doctor says what is here)"
+NO_GPU = "there is no NVIDIA GPU here"
 
 
 def chosen(only: Iterable[str] = ()) -> list[Item]:
@@ -96,8 +96,9 @@ def lines_of(outcomes: list[Outcome]) -> list[str]:
     versions = ", ".join(f"{name} {version}" for name, version in machine["versions"].items() if version)
     counts = {status: sum(one.status == status for one in outcomes) for status in ("pass", "fail", "skip")}
     width = max((len(one.name) for one in outcomes), default=0)
+    card = f"{machine['gpu']}, {machine['gpu_bytes'] / 2**30:.1f} GiB" if machine["gpu"] else "no GPU"
     return [
-        f"{machine['gpu'] or 'no GPU'}, {machine['gpu_bytes'] / 2**30:.1f} GiB; {versions}",
+        f"{card}; {versions}",
         *(f"{one.name:<{width}}  {line_of(one)}" for one in outcomes),
         ", ".join(f"{count} {status}" for status, count in counts.items()),
     ]

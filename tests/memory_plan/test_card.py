@@ -161,6 +161,14 @@ def test_doctor_plans_for_the_card_that_is_here_or_is_named(model):
     assert doctor.gpu_memory(recipe, nvml=Nvml()).plan is None
 
 
+def test_what_computes_nothing_on_a_gpu_has_no_plan_for_one(model):
+    folder = model(QWEN3_4B)
+    attached = doctor.gpu_memory(recipe_for(folder, "engine.url=http://127.0.0.1:1"), 24)
+    assert attached.plan is None and attached.detail.endswith("its engine is at http://127.0.0.1:1")
+    on_cpu = doctor.gpu_memory(recipe_for(folder, "engine.kind=embedded", "trainer.device=cpu"), 24)
+    assert on_cpu.plan is None and on_cpu.detail.endswith("trainer.device is cpu")
+
+
 def test_a_model_whose_sizes_are_not_known_is_a_warning(model, tmp_path, monkeypatch):
     check = doctor.gpu_memory(recipe_for(model({"model_type": "gpt2"})), 80)
     assert check.status == "warning" and "'gpt2'" in check.detail
@@ -183,3 +191,10 @@ def test_the_command_prints_the_table_and_json(model):
     assert plan["phases"]["training"]["gradients"] == 4 * plan["trained_parameters"]
     bare = subprocess.run([sys.executable, "-m", "aglite", "doctor", "--gpu-gib", "40"], capture_output=True, text=True)
     assert bare.returncode == 2 and "name one" in bare.stderr
+
+
+@pytest.mark.parametrize("gib", ["0", "-5", "nan", "inf", "1e300"])
+def test_a_card_of_no_size_is_refused(gib):
+    command = [sys.executable, "-m", "aglite", "doctor", str(RECIPE), f"--gpu-gib={gib}"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 2 and "--gpu-gib" in done.stderr and "Traceback" not in done.stderr

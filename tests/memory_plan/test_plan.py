@@ -132,7 +132,7 @@ def test_the_cache_gets_what_the_share_of_the_card_leaves():
     [
         "[--max-num-batched-tokens, '2048']",
         "[--max-num-batched-tokens=2K]",
-        "[--max_num_batched_tokens, 2.048k, --max-num-seqs, '9']",
+        "[--max_num_batched_tokens, 2.048k, --max-num-partial-prefills, '9']",
         "[--max-num-batched-tokens, '9', --max-num-batched-tokens, '2048']",
     ],
 )
@@ -226,7 +226,21 @@ def test_what_does_not_fit_is_named():
     assert "the KV cache would hold nothing, and one context has 4096" in small.problems
 
 
+def test_what_the_model_has_not_is_named():
+    long = plan_for(QWEN3_4B, 141, "trainer.lora={rank: 16}", "engine.context_length=50000")
+    assert long.problems[0] == "engine.context_length is 50000, and the model was made for 40960 tokens"
+    stretched = {**QWEN3_4B, "rope_scaling": {"rope_type": "yarn", "factor": 4.0}}
+    settings = ("trainer.lora={rank: 16}", "engine.context_length=50000", "trainer.gradient_checkpointing=true")
+    assert not any("made for" in problem for problem in plan_for(stretched, 141, *settings).problems)
+    beside = plan_for(QWEN3_4B, 141, "trainer.lora={rank: 16, targets: [query]}")
+    assert beside.problems[0].startswith("trainer.lora.targets names no module of the model; it has q_proj, k_proj")
+    by_place = plan_for(QWEN3_4B, 141, "trainer.lora={rank: 16, targets: [self_attn.q_proj]}")
+    assert by_place.trained == 16 * (2560 + 32 * 128) * 36 and by_place.fits
+
+
 CASES = [
+    (QWEN3_4B, 141, ("engine.context_length=50000", "trainer.lora={rank: 16}", "trainer.gradient_checkpointing=true")),
+    (QWEN3_4B, 80, ("trainer.lora={rank: 16, targets: [query]}",)),
     (QWEN25_15B, 24, ()),
     (QWEN3_4B, 80, ("trainer.tokens_per_micro_batch=8192",)),
     (QWEN3_4B, 40, ()),

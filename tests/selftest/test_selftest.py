@@ -12,10 +12,11 @@ from bench import is_running
 from tiny import tiny_model
 
 from aglite.errors import AgliteError, RecipeError
+from aglite.memory_plan.card import Card
 from aglite.paths import RunDir
 from aglite.selftest import run, up_items, vllm_items
 from aglite.selftest.bench import Bench, Failed
-from aglite.selftest.items import ITEMS, NAMED, Item
+from aglite.selftest.items import ITEMS, NAMED, Item, Outcome
 
 HELPERS = Path(__file__).resolve().parents[1] / "helpers"
 FAKE = HELPERS / "fake_vllm.py"
@@ -89,15 +90,38 @@ def test_items_are_chosen_by_name_and_an_unknown_one_is_refused():
     with pytest.raises(RecipeError, match="--only: the self-test has no item 'warp'") as error:
         run.chosen(["cuda", "warp"])
     assert "vllm-sleep" in error.value.mend
+    done = doctor_without_gpu("--selftest", "gpu", "--only", "warp")
+    assert done.returncode == 2 and "no item 'warp'" in done.stderr and done.stdout == ""
 
 
-def test_without_a_gpu_it_is_said_in_a_sentence():
-    command = [sys.executable, "-m", "aglite", "doctor", "--selftest", "gpu"]
-    done = subprocess.run(
+def doctor_without_gpu(*options):
+    command = [sys.executable, "-m", "aglite", "doctor", *options]
+    return subprocess.run(
         command, capture_output=True, text=True, timeout=120, env={**os.environ, "CUDA_VISIBLE_DEVICES": ""}
     )
-    assert done.returncode == 2 and done.stdout == ""
-    assert done.stderr == f"{run.NO_GPU}\n"
+
+
+def test_without_a_gpu_each_item_is_skipped_and_nothing_counts_as_verified():
+    done = doctor_without_gpu("--selftest", "gpu")
+    assert done.returncode == 2 and "nothing was verified" in done.stderr
+    head, *rows, counts = done.stdout.splitlines()
+    assert head.startswith("no GPU; ") and counts == f"0 pass, 0 fail, {len(ITEMS)} skip"
+    assert [row.split()[:2] for row in rows] == [[item.name, "skip"] for item in ITEMS]
+    assert all(row.endswith(run.NO_GPU) for row in rows)
+    told = doctor_without_gpu("--selftest", "gpu", "--only", "cuda", "--json")
+    assert told.returncode == 2
+    assert [(one["name"], one["status"]) for one in json.loads(told.stdout)["items"]] == [("cuda", "skip")]
+
+
+@pytest.mark.parametrize("statuses, code", [(["skip", "pass"], 0), (["pass", "fail"], 1), (["skip", "skip"], 2)])
+def test_the_exit_code_says_whether_anything_was_verified(monkeypatch, statuses, code):
+    from aglite.cli import model as command
+
+    monkeypatch.setattr("aglite.memory_plan.card.present_card", lambda: Card("a card", 2**30))
+    monkeypatch.setattr("aglite.models.resolve_model", lambda *_: Path())
+    outcomes = [Outcome(str(place), status) for place, status in enumerate(statuses)]
+    monkeypatch.setattr(run, "run_items", lambda *_: outcomes)
+    assert command._selftest("m", [], False) == code
 
 
 # --- items without a GPU

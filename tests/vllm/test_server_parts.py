@@ -12,6 +12,7 @@ import pytest
 from aglite.config import EngineSettings
 from aglite.engine.vllm_server import cause_of, command, environment, flags, last_stage, private_folder
 from aglite.engine.vllm_server import shared_memory as find_shared
+from aglite.errors import AgliteError
 
 
 def started(tmp_path, device="cuda", trained=True, ipc=True, length=0, **settings):
@@ -64,6 +65,17 @@ def test_environment_is_local_and_holds_the_cache_that_the_recipe_wants(tmp_path
     assert found["VLLM_ALLOW_INSECURE_SERIALIZATION"] == "1" and "PYTHONPATH" not in found
     assert "VLLM_CPU_KVCACHE_SPACE" not in found
     assert command() == ["/venv/bin/python", "-m", "vllm"]
+    monkeypatch.setenv("AGLITE_VLLM", "'/venv/bin/python -m vllm")
+    with pytest.raises(AgliteError, match="AGLITE_VLLM: No closing quotation"):
+        command()
+
+
+def test_the_cache_of_a_model_that_also_reads_pictures_is_that_of_its_text(tmp_path):
+    text = {"num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 64, "num_hidden_layers": 20}
+    (tmp_path / "config.json").write_text(json.dumps({"text_config": text, "vision_config": {}}))
+    settings = EngineSettings(kind="vllm", kv_tokens=60_000)
+    found = environment({}, settings, tmp_path, tmp_path / "x", device="cpu", ipc=False)
+    assert found["VLLM_CPU_KVCACHE_SPACE"] == "3"
 
 
 @pytest.mark.parametrize(
