@@ -39,8 +39,14 @@ class ChildExit:
     def error(self) -> EngineError:
         if self.why is not None:
             return self.why
-        lines = "".join(f"\n  | {line}" for line in self.log)
-        return EngineError(f"{self.reason}{lines}", "see its log; `aglite up` restarts it from the last checkpoint")
+        return EngineError(
+            f"{self.reason}{quoted(self.log)}", "see its log; `aglite up` restarts it from the last checkpoint"
+        )
+
+
+def quoted(lines: Sequence[str]) -> str:
+    """Lines of a log as errors show them, each on a line of its own."""
+    return "".join(f"\n  | {line}" for line in lines)
 
 
 class Child:

@@ -19,7 +19,7 @@ from aglite.gateway.tokenizer import TextTokenizer
 CONTROL_TIMEOUT_S = 600.0
 """How long vLLM may take to pause, sleep, load or wake before it counts as hung."""
 STALL_S = 300.0
-"""How long all generations that wait for a token may get none before it counts as hung."""
+"""How long all generations that wait for a token may get none, one after the other, before it counts as hung."""
 
 
 class OwnVllm(VllmEngine):
@@ -40,6 +40,7 @@ class OwnVllm(VllmEngine):
         self.has_weights = True
         """Whether it holds weights at all: the second level of sleep drops them."""
         self._paused = False
+        self._pausing = False
         self._transfers = False
         self._stall: asyncio.Task[None] | None = None
 
@@ -60,8 +61,12 @@ class OwnVllm(VllmEngine):
     async def preempt(self) -> None:
         """Hold every generation after the token it is at; they wait for `resume`."""
         mode = "keep" if self._counter.running else "wait"
-        await self._control(f"/pause?mode={mode}&clear_cache=true", "pause")
-        self._paused = True
+        self._pausing = True
+        try:
+            await self._control(f"/pause?mode={mode}&clear_cache=true", "pause")
+            self._paused = True
+        finally:
+            self._pausing = False
 
     async def sleep(self, level: int) -> None:
         """Free the accelerator: level 1 moves the weights to host memory, 2 drops them; both drop the KV cache."""
@@ -154,12 +159,17 @@ class OwnVllm(VllmEngine):
 
     async def _watch_stall(self) -> None:
         """End a server whose engine hangs while its front answers. An agent that does not read its reply holds up
-        nobody but itself: what waits for it does not wait for the server."""
-        sampled, since = self._counter.sampled, 0
+        nobody but itself: what waits for it does not wait for the server.
+
+        Only a token is a sign of life: agents give up before STALL_S, others ask after them, and an update begins,
+        which waits as they did.
+        """
+        sampled, waited = self._counter.sampled, 0
         while not self.server.child.ended:
             await asyncio.sleep(1)
-            waits = not self._paused and any(events.waits for events in self._streams)
-            quiet = waits and self._counter.sampled == sampled
-            sampled, since = self._counter.sampled, since + 1 if quiet else 0
-            if since >= STALL_S:
+            if self._paused or self._counter.sampled != sampled:
+                sampled, waited = self._counter.sampled, 0
+            elif self._pausing or any(events.waits for events in self._streams):
+                waited += 1
+            if waited >= STALL_S:
                 await self.server.child.kill(f"the {NAME} gave no token for {STALL_S:g} s")

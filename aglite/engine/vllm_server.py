@@ -19,7 +19,7 @@ from pathlib import Path
 import psutil
 
 from aglite.config import EngineSettings
-from aglite.engine.child import HEARTBEAT_TIMEOUT_S, Child, ChildExit
+from aglite.engine.child import HEARTBEAT_TIMEOUT_S, LOG_LINES, Child, ChildExit, quoted
 from aglite.engine.out_of_memory import is_out_of_memory, out_of_memory
 from aglite.engine.upstream import Upstream
 from aglite.errors import AgliteError, EngineError
@@ -35,6 +35,8 @@ REFUSALS = 4
 
 _LOG_LINE = re.compile(r"^(?:\(.*?\) )?(?:INFO|WARNING) \S+ \S+ \[[^\]]*\] (?P<text>.*)")
 _ERROR = re.compile(r"^(?:\(.*?\) )?(?:ERROR \S+ \S+ \[[^\]]*\] )?(?P<text>(?:\w+\.)*\w*(?:Error|Exception): .*)")
+_USAGE = re.compile(r"^\S+: error: (?P<text>.+)")
+"""How argparse refuses flags."""
 
 
 class VllmServer:
@@ -149,10 +151,18 @@ class VllmServer:
         text = "\n".join(line for line in lines if not _LOG_LINE.match(line))
         if is_out_of_memory(text):
             return out_of_memory(f"the {NAME}", "start" if self._watch is None else "wake", text, {})
+        whole = f"{self.log_name} has the whole of it"
         if code > 0 and (cause := cause_of(lines)):
             return EngineError(
                 f"the {NAME} ended: {cause}",
-                f"{self.log_name} has the whole of it; what it is started with is the section `engine` of the recipe",
+                f"{whole}; what it is started with is the section `engine` of the recipe",
+            )
+        if code >= 0 and self._watch is None:
+            given = os.environ.get("AGLITE_VLLM")
+            how = f"AGLITE_VLLM, `{given}`" if given else "the vLLM of aglite's own Python"
+            return EngineError(
+                f"the {NAME} ended with exit code {code} before it served" + quoted(lines[-LOG_LINES:]),
+                f"{whole}; it was started by {how}",
             )
         return None
 
@@ -272,7 +282,7 @@ def last_stage(lines: Sequence[str]) -> str:
 def cause_of(lines: Sequence[str]) -> str:
     """The error that its log names as the first in a chain of processes, '' if there is none."""
     for line, after in reversed(list(pairwise([*lines, ""]))):
-        if (found := _ERROR.match(line)) and "Engine core initialization failed" not in line:
+        if (found := _ERROR.match(line) or _USAGE.match(line)) and "Engine core initialization failed" not in line:
             more = f" {after.strip()}" if "validation error" in line else ""  # pydantic says there what is wrong
             return (found["text"] + more)[:500]
     return ""

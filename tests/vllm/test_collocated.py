@@ -289,6 +289,29 @@ async def test_an_agent_that_reads_nothing_is_not_taken_for_a_hung_server(stage,
         assert len(reading.tokens) == 60
 
 
+async def test_agents_that_give_up_hide_no_hang(stage, monkeypatch):
+    monkeypatch.setattr(vllm_own, "STALL_S", 3)
+    async with stage.pair(trainer=False) as pair:
+        stage.set(hang=["/v1/completions"])
+        for _ in range(8):  # nobody waits for 3 s, and between two of them nobody waits
+            reading = Reading(pair)
+            await asyncio.wait({pair.exited}, timeout=1.5)
+            reading.task.cancel()
+            await asyncio.wait({pair.exited}, timeout=0.6)
+        assert "gave no token for 3 s" in (await asyncio.wait_for(pair.exited, 1)).reason
+
+
+async def test_an_update_that_waits_for_a_hung_engine_waits_as_long_as_agents(stage, monkeypatch):
+    monkeypatch.setattr(vllm_own, "STALL_S", 3)
+    async with stage.pair(trainer=False) as pair:
+        stage.set(hang=["/v1/completions", "/pause"])
+        reading = Reading(pair)
+        await asyncio.sleep(1.2)
+        reading.task.cancel()
+        with pytest.raises(EngineError, match="gave no token for 3 s"):
+            await asyncio.wait_for(pair.preempt(), 5)
+
+
 async def test_a_hung_front_is_ended(stage, monkeypatch):
     monkeypatch.setattr("aglite.engine.vllm_server.HEARTBEAT_TIMEOUT_S", 2)
     monkeypatch.setattr("aglite.engine.vllm_server.PROBE_S", 0.5)
@@ -364,8 +387,19 @@ async def test_a_program_that_is_not_there_is_named(stage, monkeypatch):
             await pair.start(stage.model, {}, 0, None)
 
 
-async def test_a_program_that_ends_without_a_word(stage, monkeypatch):
-    monkeypatch.setenv("AGLITE_VLLM", "false")
+@pytest.mark.parametrize(
+    ("program", "said"),
+    [
+        ("false", "ended with exit code 1 before it served"),
+        ("true", "ended with exit code 0 before it served"),
+        ("sh -c 'echo no such module; exit 3'", "ended with exit code 3 before it served\n  | no such module"),
+    ],
+)
+async def test_a_program_that_ends_before_it_serves(stage, monkeypatch, program, said):
+    """What was started is named: to start it again would not help."""
+    monkeypatch.setenv("AGLITE_VLLM", program)
     async with stage.pair(start=False, trainer=False) as pair:
-        with pytest.raises(EngineError, match="the vLLM server ended with exit code 1"):
+        with pytest.raises(EngineError) as caught:
             await asyncio.wait_for(pair.start(stage.model, {}, 0, None), 20)
+    assert said in caught.value.message
+    assert f"AGLITE_VLLM, `{program}`" in caught.value.mend and "restart" not in caught.value.mend

@@ -124,6 +124,8 @@ def test_the_cause_of_a_failed_start_is_found_behind_what_follows_from_it():
         "    more",
     ]
     assert cause_of(settings).endswith("1 validation error for ModelConfig Value error, too long")
+    usage = ["usage: api_server.py [-h]", "  [model_tag]", "api_server.py: error: unrecognized arguments: --warp"]
+    assert cause_of(usage) == "unrecognized arguments: --warp"
     assert cause_of([]) == ""
     assert cause_of(["INFO 11-30 12:40:00 [core.py:1] all is well"]) == ""
 
