@@ -28,6 +28,7 @@ from verl.workers.engine_workers_tinker import TinkerTrainingWorker
 
 from aglite.errors import AgliteError
 from aglite.worker.model_inputs import Layout, layout_for, model_inputs, read_logits
+from aglite.worker.whole_weights import whole_weights
 
 VISION = r".*\b(visual|vision_tower|vision_model|multi_modal_projector)\b.*"
 """Modules that a text does not pass, and that get no adapter."""
@@ -150,7 +151,8 @@ def verl_worker(
         )
     )
     try:
-        worker.reset()
+        with whole_weights(model_dir):
+            worker.reset()
     except ValueError as error:
         if lora and "target" in str(error).lower():
             raise AgliteError(

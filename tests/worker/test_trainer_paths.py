@@ -1,11 +1,13 @@
 """The ways a step can be computed: FSDP2, 16 bits, layouts, gradient checkpointing; and memory that runs out."""
 
+import shutil
 import types
 
 import pytest
 
 torch = pytest.importorskip("torch")
 
+from safetensors.torch import load_file, save_file  # noqa: E402
 from training_rows import LORA, ids_of, message, random_rows, whole  # noqa: E402
 from transformers import AutoModelForCausalLM, MistralConfig, MistralForCausalLM  # noqa: E402
 
@@ -355,6 +357,33 @@ def test_a_gpu_that_is_not_there_is_named():
     with pytest.raises(AgliteError, match=r"trainer\.device is cuda") as refusal:
         verl_world.resolve_device("cuda")
     assert "extra `gpu`" in refusal.value.mend
+
+
+def without(tensors):
+    del tensors["model.layers.1.mlp.up_proj.weight"]
+
+
+def narrowed(tensors):
+    tensors["model.norm.weight"] = tensors["model.norm.weight"][:32].clone()
+
+
+@pytest.mark.parametrize(
+    "harm, said",
+    [
+        (without, "1 tensors of LlamaForCausalLM are missing, such as model.layers.1.mlp.up_proj.weight"),
+        (narrowed, r"tensor model.norm.weight is \[32\], and LlamaForCausalLM expects \[64\]"),
+    ],
+)
+def test_weights_that_are_not_whole_are_refused_and_never_made_up(tiny_model, tmp_path, harm, said):
+    folder = tmp_path / "model"
+    shutil.copytree(tiny_model, folder)
+    tensors = load_file(folder / "model.safetensors")
+    harm(tensors)
+    save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+    with pytest.raises(AgliteError, match=said) as caught:
+        Trainer(folder, lr=1e-3, tokens_per_micro_batch=60)
+    assert str(folder) in caught.value.message and "config.json" in caught.value.mend
+    AutoModelForCausalLM.from_pretrained(tiny_model)  # as it was, for whoever else loads one
 
 
 def test_flash_attention_without_a_gpu_is_refused(make_trainer):
