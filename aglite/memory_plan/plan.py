@@ -55,7 +55,6 @@ TRANSFER = 256 * MIB
 PROCESS = 3 * GIB
 """Host memory of a process with torch and CUDA."""
 
-"""Of numbers in vLLM's flags."""
 WIDTHS = {"bfloat16": 2, "float16": 2, "float32": 4}
 
 
