@@ -38,12 +38,12 @@ class ModelError(AgliteError):
 
 def cpu_context(folder: Path) -> int:
     """CPU_CONTEXT tokens of context, where the recipe names none; at most as many as the model was made for."""
-    return min(CPU_CONTEXT, sizes(folder).get("max_position_embeddings") or CPU_CONTEXT)
-
-
-def sizes(folder: Path) -> dict[str, Any]:
-    """What config.json says of the model, or of its text part where it also reads pictures."""
     config = json.loads((folder / "config.json").read_text())
+    return min(CPU_CONTEXT, text_of(config).get("max_position_embeddings") or CPU_CONTEXT)
+
+
+def text_of(config: dict[str, Any]) -> dict[str, Any]:
+    """The part about the language model: a model that also sees has it in a section of its own."""
     return {**config, **(config.get("text_config") or {})}
 
 
@@ -88,11 +88,10 @@ def check_folder(folder: Path, *, weights: bool = True) -> Path:
 
 def _config_problem(config: dict[str, Any]) -> str | None:
     """Why a configuration cannot be worked with; None if nothing is wrong at first sight."""
-    text = config.get("text_config") or {}
-    if not isinstance(text, dict):
-        return f"text_config is no section (it is {text!r})"
+    if not isinstance(config.get("text_config") or {}, dict):
+        return f"text_config is no section (it is {config['text_config']!r})"
     for name in SIZES:
-        value = {**config, **text}.get(name)
+        value = text_of(config).get(name)
         if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
             return f"{name} is no whole number above 0 (it is {value!r})"
     return None

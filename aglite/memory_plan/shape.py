@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from aglite.model_folder import ModelError
+from aglite.model_folder import ModelError, text_of
 
 Kind = Literal["full_attention", "linear_attention"]
 
@@ -140,11 +140,6 @@ class Shape:
         a number, and the recurrent state in fp32 (`mamba_ssm_dtype` of Qwen3.5's config)."""
         convolution = self.linear_channels * self.linear_window * width
         return self.count("linear_attention") * (convolution + self.linear_state * FP32)
-
-
-def text_of(config: dict[str, Any]) -> dict[str, Any]:
-    """The part about the language model: a model that also sees has it in a section of its own."""
-    return {**config, **(config.get("text_config") or {})}
 
 
 def kv_bytes_per_token(config: dict[str, Any], width: int) -> int:
