@@ -16,8 +16,8 @@ from aglite.units import signal_name
 
 LOG_LINES = 20
 """Lines of the child's log that an error carries."""
-NOISE = re.compile(r"^ - (leaked|\.\.\. skipped)|^nanobind: |^See https://nanobind|resource_tracker|^$")
-"""What libraries say at the end of a process, after what matters."""
+NOISE = re.compile(r"^ - (leaked|\.\.\. skipped)|^nanobind: |^See https://nanobind|resource_tracker|^$|\] Route: /")
+"""What libraries say at the end of a process, after what matters, and vLLM of each of its many routes."""
 
 KILL_S = 60.0
 """How long a process may take to end on SIGKILL; one that holds much memory of a GPU takes a while."""
@@ -40,7 +40,8 @@ class ChildExit:
         if self.why is not None:
             return self.why
         return EngineError(
-            f"{self.reason}{quoted(self.log)}", "see its log; `aglite up` restarts it from the last checkpoint"
+            f"{self.reason}{quoted(self.log)}",
+            "see its log, and start the same command again; `aglite up` goes on from the last checkpoint",
         )
 
 

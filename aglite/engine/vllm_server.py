@@ -272,7 +272,7 @@ def last_stage(lines: Sequence[str]) -> str:
     """What its log says that it is doing; '' if nothing can be made of it."""
     for line in reversed(lines):
         line = line.rpartition("\r")[2].strip()
-        if found := _LOG_LINE.match(line):
+        if (found := _LOG_LINE.match(line)) and re.search(r"\w", found["text"]):  # no line of its logo
             return found["text"].strip()[:100]
         if re.search(r"\d+%\|", line):  # a bar, such as that of the weights or of the CUDA graphs
             return line.partition("|")[0].strip()[:100]

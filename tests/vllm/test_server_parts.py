@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from aglite.config import EngineSettings
+from aglite.engine.child import Child
 from aglite.engine.vllm_server import cause_of, command, environment, flags, last_stage, private_folder
 from aglite.engine.vllm_server import shared_memory as find_shared
 from aglite.errors import AgliteError
@@ -90,12 +91,25 @@ def test_the_cache_of_a_model_that_also_reads_pictures_is_that_of_its_text(tmp_p
             ["INFO 11-30 11:44:57 [a.py:1] x", "Loading shards:  50%|####  | 1/2\rLoading shards: 100%|###|"],
             "Loading sh",
         ),
+        (
+            ["(A pid=6) INFO 11-30 11:44:57 [a.py:1] Loading", "(A pid=6) INFO 11-30 11:44:58 [a.py:2]   ▀▀ ▀▀▀▀"],
+            "Loading",
+        ),
         (["nothing that vLLM writes"], ""),
     ],
 )
 def test_what_it_is_at_is_read_from_its_log(lines, stage):
     found = last_stage(lines)
     assert found.startswith(stage) and bool(found) == bool(stage)
+
+
+def test_the_end_of_the_log_is_what_it_did_and_no_list_of_its_routes(tmp_path):
+    log = tmp_path / "vllm.log"
+    routes = [
+        f"(APIServer pid=6) INFO 11-30 11:44:57 [launcher.py:195] Route: /v1/{n}, Methods: POST" for n in range(40)
+    ]
+    log.write_text("\n".join(["Loading", *routes, "Application startup complete."]))
+    assert Child("vLLM", log).last_lines() == ("Loading", "Application startup complete.")
 
 
 def test_a_private_folder_is_new_each_time_and_one_per_run(tmp_path):

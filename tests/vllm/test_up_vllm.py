@@ -111,6 +111,23 @@ def test_serve_starts_vllm(tmp_path):
     assert not run.memory.exists()
 
 
+def test_what_is_served_ends_with_vllm_and_says_what_to_do(tmp_path):
+    run = VllmRun(tmp_path)
+    command = run.command("serve", str(tmp_path / "model"), "--engine", "vllm", "--dir", str(tmp_path / "served"))
+    process = subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=run.environment, cwd=tmp_path
+    )
+    try:
+        assert any(line.startswith("serving") for line in process.stdout)
+        os.kill(run.vllm_pid(), signal.SIGKILL)
+        _, said = process.communicate(timeout=30)
+    finally:
+        process.kill()
+    assert process.returncode == 1 and "the vLLM server was killed by SIGKILL" in said
+    assert "start the same command again" in said
+    assert not run.memory.exists()
+
+
 def test_a_vllm_that_does_not_start_is_quoted(tmp_path):
     run = VllmRun(tmp_path)
     cause = "(EngineCore pid=7) ERROR 11-30 12:40:00 [core.py:1100] ValueError: the model has no such layer"
