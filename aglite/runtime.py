@@ -215,6 +215,11 @@ class Runtime:
         return self.worker.silent_s if self.worker_started.is_set() else 0
 
     @property
+    def stalled(self) -> str:
+        """That the engine answers, but samples nothing though it was asked; '' if it does."""
+        return self.worker.stalled if self.worker_started.is_set() else ""
+
+    @property
     def url(self) -> str:
         """Where agents on this machine reach the gateway."""
         return self._doors.url

@@ -178,6 +178,8 @@ class Supervisor:
         if (silent := self.runtime.silent_s) >= SILENT_S:
             who = self.runtime.worker.name
             return f"the {who} has given no sign of life for {silent} s (it is ended after {HEARTBEAT_TIMEOUT_S:g})"
+        if stalled := self.runtime.stalled:
+            return stalled
         if self.phases.current == "starting":
             return self.runtime.loading or "starting"
         if self.loop and self.loop.paused:

@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from aglite.config import Recipe
-from aglite.engine import arrival
+from aglite.engine import arrival, vllm_own
 from aglite.engine.arrival import Answers
 from aglite.engine.base import EngineInfo, EngineStats
 from aglite.engine.child import ChildExit
 from aglite.engine.vllm_own import OwnVllm
-from aglite.engine.vllm_server import VllmServer, dtype, environment, flags, private_folder
+from aglite.engine.vllm_server import NAME, VllmServer, dtype, environment, flags, private_folder
 from aglite.engine.worker_client import WorkerClient
 from aglite.errors import AgliteError, DiskFullError, EngineError
 from aglite.gateway.tokenizer import TextTokenizer
@@ -90,6 +90,14 @@ class Collocated:
     def name(self) -> str:
         silent = self.trainer is not None and self.trainer.silent_s > self.engine.server.silent_s
         return "trainer" if silent else self.engine.server.child.name
+
+    @property
+    def stalled(self) -> str:
+        """That vLLM answers, but has given no token for long; '' if it has."""
+        waited = self.engine.waited_s
+        if waited < vllm_own.QUIET_S:
+            return ""
+        return f"the {NAME} has given no token for {waited} s (it is ended after {vllm_own.STALL_S:g})"
 
     def watch(self, exited: asyncio.Future[ChildExit]) -> None:
         """Take the end of this process for the end of both."""

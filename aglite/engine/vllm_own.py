@@ -20,6 +20,8 @@ CONTROL_TIMEOUT_S = 600.0
 """How long vLLM may take to pause, sleep, load or wake before it counts as hung."""
 STALL_S = 300.0
 """How long all generations that wait for a token may get none, one after the other, before it counts as hung."""
+QUIET_S = 30
+"""From when on the status says that it gives none."""
 
 
 class OwnVllm(VllmEngine):
@@ -43,6 +45,8 @@ class OwnVllm(VllmEngine):
         self._pausing = False
         self._transfers = False
         self._stall: asyncio.Task[None] | None = None
+        self.waited_s = 0
+        """How long somebody has waited for a token since the last one."""
 
     async def start(self) -> None:
         """Wait until the server serves, and try it out. Raises EngineError."""
@@ -164,12 +168,12 @@ class OwnVllm(VllmEngine):
         Only a token is a sign of life: agents give up before STALL_S, others ask after them, and an update begins,
         which waits as they did.
         """
-        sampled, waited = self._counter.sampled, 0
+        sampled = self._counter.sampled
         while not self.server.child.ended:
             await asyncio.sleep(1)
             if self._paused or self._counter.sampled != sampled:
-                sampled, waited = self._counter.sampled, 0
+                sampled, self.waited_s = self._counter.sampled, 0
             elif self._pausing or any(events.waits for events in self._streams):
-                waited += 1
-            if waited >= STALL_S:
+                self.waited_s += 1
+            if self.waited_s >= STALL_S:
                 await self.server.child.kill(f"the {NAME} gave no token for {STALL_S:g} s")

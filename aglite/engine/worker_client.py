@@ -58,6 +58,8 @@ class WorkerClient:
     tolerance = 1e-3
     """Nats by which log-probabilities of engine and trainer may differ on average under the same weights."""
     sleeps = False
+    stalled = ""
+    """It gives a sign of life each second or is ended: there is no such thing as answering and doing nothing."""
     """Whether engine and trainer take turns on the device: see `aglite.engine.collocated`."""
 
     @property

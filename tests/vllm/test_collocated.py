@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import re
 import signal
 import time
 
@@ -299,6 +300,20 @@ async def test_agents_that_give_up_hide_no_hang(stage, monkeypatch):
             reading.task.cancel()
             await asyncio.wait({pair.exited}, timeout=0.6)
         assert "gave no token for 3 s" in (await asyncio.wait_for(pair.exited, 1)).reason
+
+
+async def test_that_no_token_comes_is_said_before_it_is_ended(stage, monkeypatch):
+    monkeypatch.setattr(vllm_own, "QUIET_S", 2)
+    async with stage.pair(trainer=False) as pair:
+        stage.set(hang=["/v1/completions"])
+        reading = Reading(pair)
+        assert pair.stalled == ""
+        await until(lambda: pair.stalled, 20)
+        assert re.fullmatch(r"the vLLM server has given no token for \d s \(it is ended after 300\)", pair.stalled)
+        reading.task.cancel()
+        stage.set(hang=[])
+        await Reading(pair, 3).task
+        await until(lambda: not pair.stalled, 20)
 
 
 async def test_an_update_that_waits_for_a_hung_engine_waits_as_long_as_agents(stage, monkeypatch):
