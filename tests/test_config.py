@@ -166,6 +166,16 @@ def test_set_overrides(folder):
     assert loaded.agent.env == {"TOPIC": "tea"} and loaded.model == "some/other"
 
 
+def test_what_is_quoted_stays_text(folder):
+    """Such as the number that an agent finds in its environment."""
+    loaded = load_recipe(folder, ['agent.env.TURNS="8"', "agent.env.RATE='5e-5'", "trainer.lr= 5e-5 "])
+    assert loaded.agent.env == {"TURNS": "8", "RATE": "5e-5"} and loaded.trainer.lr == 5e-5
+    with pytest.raises(RecipeError) as caught:
+        load_recipe(folder, ["agent.env.TURNS=8", "agent.env.TRACE=true"])
+    assert """agent.env.TURNS: text is wanted, and 8 alone is none; quote it: "8" (--set 'agent""" in str(caught.value)
+    assert 'quote it: "true"' in str(caught.value)
+
+
 @pytest.mark.parametrize(
     "override, said",
     [

@@ -60,7 +60,7 @@ def _apply(data: dict[str, Any], override: str) -> None:
         value = yaml.safe_load(text)
     except yaml.YAMLError as error:
         raise RecipeError(f"--set {override}: the value is not valid YAML ({error})", "quote it") from None
-    if isinstance(value, str):
+    if isinstance(value, str) and value == text.strip():  # what is quoted is meant as text
         value = _number(value)
     here = data
     for part in parts[:-1]:
@@ -89,6 +89,9 @@ def _explain(problem: Any, data: dict[str, Any]) -> str:
         return f"{path}: missing"
     if problem["type"] in ("model_type", "dict_type"):
         return f"{path}: a section with keys of its own is wanted (it is {problem['input']!r})"
+    if problem["type"] == "string_type" and isinstance(value := problem["input"], int | float):
+        text = str(value).lower() if isinstance(value, bool) else value
+        return f'{path}: text is wanted, and {text} alone is none; quote it: "{text}" (--set \'{path}="{text}"\')'
     message = str(problem["msg"]).removeprefix("Value error, ")
     return f"{path}: {message} (it is {problem['input']!r})" if path else message
 
