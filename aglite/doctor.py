@@ -68,6 +68,7 @@ def checks(recipe: Recipe | None = None, *, gpu_gib: float | None = None) -> lis
     return [
         python(),
         *packages(),
+        *([vllm()] if recipe and recipe.engine.own_vllm and gpu_gib is None else []),
         memory(),
         disk(Path.cwd(), "disk"),
         model_cache(),
@@ -99,6 +100,26 @@ def packages(installed: Callable[[str], str] = metadata.version) -> list[Check]:
         status: Status = "ok" if one.fits else "error" if one.version is None else "warning"
         found.append(Check(one.name, status, one.detail, "" if one.fits else one.mend))
     return found
+
+
+def vllm(installed: Callable[[str], str] = metadata.version) -> Check:
+    """Whether there is a vLLM to start for a recipe that wants one; it is not started."""
+    from aglite.engine.vllm_server import NO_PROGRAM, command
+
+    name = "vllm server"
+    try:
+        program = command()[0]
+    except AgliteError as error:
+        return Check(name, "error", error.message, error.mend)
+    if given := os.environ.get("AGLITE_VLLM"):
+        if shutil.which(program) is None:
+            return Check(name, "error", f"AGLITE_VLLM: there is no program {program}", NO_PROGRAM)
+        return Check(name, "ok", f"it will be started by AGLITE_VLLM: {given}")
+    try:
+        return Check(name, "ok", f"vLLM {installed('vllm')} of this Python will be started")
+    except metadata.PackageNotFoundError:
+        mend = f"{reinstall('gpu')}, or let AGLITE_VLLM name one (docs/engines.md)"
+        return Check(name, "error", "vLLM is not installed, and engine.kind is vllm", mend)
 
 
 def memory(total_bytes: int | None = None) -> Check:

@@ -2,6 +2,7 @@ import json
 import subprocess
 import sys
 import tempfile
+from importlib import metadata
 from pathlib import Path
 
 import pytest
@@ -54,6 +55,28 @@ def test_versions_are_compared_with_the_tried_ones():
 @pytest.mark.parametrize("free, status", [(50e9, "ok"), (3e9, "warning"), (1e9, "error")])
 def test_disk(tmp_path, free, status):
     assert doctor.disk(tmp_path, "disk", int(free)).status == status
+
+
+def test_a_vllm_that_cannot_be_started_is_an_error(monkeypatch):
+    def none(name):
+        raise metadata.PackageNotFoundError(name)
+
+    monkeypatch.delenv("AGLITE_VLLM", raising=False)
+    assert doctor.vllm(lambda name: "0.24.0").status == "ok"
+    missing = doctor.vllm(none)
+    assert missing.status == "error" and missing.mend.startswith("AGLITE_EXTRAS=gpu bash quickstart.sh install")
+    for given, said in (
+        ("/no/such/python -m vllm", "there is no program /no/such/python"),
+        ("'python -m vllm", "No closing quotation"),
+    ):
+        monkeypatch.setenv("AGLITE_VLLM", given)
+        check = doctor.vllm(none)
+        assert check.status == "error" and said in check.detail and check.mend
+    monkeypatch.setenv("AGLITE_VLLM", f"{sys.executable} -m vllm")
+    assert doctor.vllm(none).status == "ok"
+    recipe = Path(__file__).parents[1] / "recipes" / "instruct"
+    names = [[one.name for one in doctor.checks(load_recipe(recipe, given))] for given in ([], ["engine.kind=vllm"])]
+    assert "vllm server" not in names[0] and "vllm server" in names[1]
 
 
 def test_little_memory_is_a_warning():

@@ -27,6 +27,7 @@ from aglite.memory_plan.shape import FP32, kv_bytes_per_token
 from aglite.paths import MEMORY, near_tmp
 
 NAME = "vLLM server"
+NO_PROGRAM = "name a Python that has vLLM: /path/to/python -m vllm.entrypoints.openai.api_server"
 POLL_S = 0.3
 PROBE_S = 5.0
 """How long one question after its health may take."""
@@ -88,7 +89,7 @@ class VllmServer:
         except OSError as error:
             raise AgliteError(
                 f"AGLITE_VLLM: {command()[0]} cannot be started: {error.strerror}",
-                "name a Python that has vLLM: /path/to/python -m vllm.entrypoints.openai.api_server",
+                NO_PROGRAM,
             ) from None
         assert self.child.pid is not None
         self._on_start(self.child.pid)
