@@ -176,7 +176,7 @@ def test_an_archive_that_nobody_can_write_to_is_read(tmp_path: Path, scripts: in
     migrations.mkdir()
     for script in sorted(db.MIGRATIONS.glob("*.sql"))[:scripts]:
         (migrations / script.name).write_text(script.read_text())
-    with tempfile.TemporaryDirectory() as folder:  # one that others may enter, all the way
+    with tempfile.TemporaryDirectory(dir="/tmp") as folder:  # one that others may enter, all the way
         path = Path(folder) / "aglite.db"
         writer = db.open_writer(path, migrations)
         writer.execute("INSERT INTO meta VALUES ('manifest', '7')")
@@ -187,6 +187,7 @@ def test_an_archive_that_nobody_can_write_to_is_read(tmp_path: Path, scripts: in
         if child == 0:
             try:
                 os.setuid(65534)
+                tempfile.tempdir = "/tmp"  # where they may write, as TMPDIR may not be
                 with readable(path) as store:
                     os._exit(store.meta("manifest"))
             finally:
