@@ -189,7 +189,8 @@ def test_an_archive_that_nobody_can_write_to_is_read(tmp_path: Path, scripts: in
                 os.setuid(65534)
                 tempfile.tempdir = "/tmp"  # where they may write, as TMPDIR may not be
                 with readable(path) as store:
-                    os._exit(store.meta("manifest"))
+                    found = store.meta("manifest")
+                os._exit(found)  # with its copy deleted
             finally:
                 os._exit(1)
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
