@@ -22,6 +22,9 @@ from aglite.rollouts.backends import NOT_GIVEN
 DEEPEST = 64
 """Levels of folders that are looked into."""
 
+OURS = (errno.ENOSPC, errno.EDQUOT, errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EIO)
+"""Errors that are this machine's trouble and not an agent's doing."""
+
 BLOCK = 1 << 20
 REPORTED = 20
 """Refused paths that are named; the rest is only counted."""
@@ -59,14 +62,23 @@ class Collected:
 
 
 def collect(source: Path, target: Path, rules: Rules) -> Collected:
-    """Copy what may be graded of `source` to `target`, which is made; the rest of it is as in `rules.originals`."""
+    """Copy what may be graded of `source` to `target`, which is made; the rest of it is as in `rules.originals`.
+
+    An agent may have deleted or replaced `source` itself: then it has left nothing.
+    """
     copy = _Copy(target, rules)
     target.mkdir(parents=True)
-    root = os.open(source, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
-        copy.folder(root, "", 0)
-    finally:
-        os.close(root)
+        root = os.open(source, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except OSError as error:
+        if error.errno in OURS:
+            raise
+        copy.found.refuse("special_files", ".")
+    else:
+        try:
+            copy.folder(root, "", 0)
+        finally:
+            os.close(root)
     copy.restore_originals()
     copy.check_links()
     return copy.found
@@ -131,8 +143,8 @@ class _Copy:
                 info = os.stat(name, dir_fd=fd, follow_symlinks=False)
                 self._entry(fd, name, path, info, depth)
             except OSError as error:
-                if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EMFILE, errno.ENFILE, errno.ENOMEM):
-                    raise  # this machine's trouble, not the agent's doing
+                if error.errno in OURS:
+                    raise
                 self.found.refuse("special_files", path)
 
     def _entry(self, fd: int, name: str, path: str, info: os.stat_result, depth: int) -> None:

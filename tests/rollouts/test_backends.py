@@ -176,6 +176,28 @@ async def test_many_at_once_are_kept_apart(tmp_path, place):
         assert {(outcome.state, outcome.reward) for outcome in outcomes} == {("done", 1.0)}
 
 
+@pytest.mark.parametrize("replaced", ["", "os.symlink('/etc', here)", "open(here, 'w').close()", "os.mkfifo(here)"])
+async def test_an_agent_without_its_working_directory_has_left_nothing(tmp_path, place, replaced):
+    """It would be a way out of a bad reward if that were a failure of ours, and tried again."""
+    agent = f"""
+        import os, shutil
+        here = os.getcwd()
+        os.chdir("/")
+        shutil.rmtree(here)
+        {replaced}
+        raise SystemExit(1)
+    """
+    grade = """
+        import os
+        def grade(task, rollout, workdir):
+            return -1.0 if os.listdir(workdir) in ([], ["agent.py"]) else 1.0
+    """
+    async with Bench(tmp_path, agent, grade=grade, **place) as bench:
+        outcome = await bench.run()
+        assert (outcome.state, outcome.cause, outcome.attempt) == ("failed", "exit: code 1", 1)
+        assert (outcome.reward, outcome.flags) == (-1.0, ["special_files"])
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 async def test_200_rollouts_32_at_once_leave_nothing(tmp_path, place):

@@ -153,7 +153,11 @@ def take(folder, stream, bytes_left, files_left):
     chunks = Chunks(stream)
     with tarfile.open(fileobj=chunks, mode="w|", bufsize=1 << 18, format=tarfile.PAX_FORMAT) as tar:
         top = os.path.join(folder, "work")
-        waiting = [(top, "", 0)] if os.path.isdir(top) and not os.path.islink(top) else []
+        if os.path.isdir(top) and not os.path.islink(top):
+            waiting = [(top, "", 0)]
+        else:
+            waiting = []
+            special += 1
         while waiting:
             path, place, depth = waiting.pop()
             try:
