@@ -31,6 +31,8 @@ NO_PROGRAM = "name a Python that has vLLM: /path/to/python -m vllm.entrypoints.o
 POLL_S = 0.3
 PROBE_S = 5.0
 """How long one question after its health may take."""
+LOADING_STOP_S = 1.0
+"""How long it may take to end before it has served."""
 REFUSALS = 4
 """Seconds in a row in which it answers, but says that it is not well, before it is ended."""
 
@@ -187,7 +189,8 @@ class VllmServer:
                 await self.child.kill(f"the {NAME} gave no sign of life for {HEARTBEAT_TIMEOUT_S:g} s")
 
     async def stop(self, timeout_s: float = 10.0) -> None:
-        """End it with all its processes. Safe to call twice."""
+        """End it with all its processes; one that loads does not hear that it should, and has nothing to end in order.
+        Safe to call twice."""
         if self.child.pid is None or self.child.stopping:
             return
         self.child.stopping = True
@@ -197,7 +200,7 @@ class VllmServer:
             await self.note_shared()
         finally:  # whatever became of that: it must not outlive the run
             self.child.terminate()
-            await self.child.wait(timeout_s)
+            await self.child.wait(timeout_s if self._watch is not None else LOADING_STOP_S)
             for path in self._shared:
                 path.unlink(missing_ok=True)
             if self._handle >= 0:

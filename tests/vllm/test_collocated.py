@@ -395,6 +395,17 @@ async def test_gpu_memory_cannot_be_passed_on_where_there_is_none(stage, monkeyp
         assert not pair._ipc  # who only samples needs none
 
 
+async def test_one_that_loads_and_does_not_hear_is_ended_soon(stage, monkeypatch):
+    monkeypatch.setenv("AGLITE_VLLM", """sh -c 'trap "" TERM; echo deaf; while true; do sleep 0.1; done'""")
+    async with stage.pair(start=False, trainer=False) as pair:
+        starting = asyncio.create_task(pair.start(stage.model, {}, 0, None))
+        await until(lambda: pair.engine.server.child.pid and pair.engine.server.child.last_lines() == ("deaf",), 20)
+        starting.cancel()
+        began = time.monotonic()
+        await pair.stop()
+        assert pair.exited.done() and time.monotonic() - began < 6
+
+
 async def test_a_program_that_is_not_there_is_named(stage, monkeypatch):
     monkeypatch.setenv("AGLITE_VLLM", "/no/such/python -m vllm")
     async with stage.pair(start=False, trainer=False) as pair:
