@@ -103,6 +103,7 @@ def main() -> None:
         further.append(sum(batch > asked for batch in line.batches))
         steps += [b - a for a, b in pairwise(line.batches)]
         line.call("resume", version=number + 1)
+    line.call("preempt")  # its thread does nothing any more when this process ends under it
     print(f"{options.updates} times, {options.conversations} conversations, load {os.getloadavg()[0]:.1f}")
     print("ms: median, 99th percentile, largest")
     for name, values in (("engine step", steps), ("until it does nothing", answers)):
