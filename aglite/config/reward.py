@@ -59,7 +59,7 @@ class OnFlag(Section):
     symlinks: WhatNow = "flag"
     """It left links that lead out of its folder."""
     special_files: WhatNow = "flag"
-    """It left pipes, sockets, devices or what cannot be read."""
+    """It left pipes, sockets, devices or what cannot be read, or no working directory."""
     oversize: WhatNow = "flag"
     """It left more than `reward.max_files` or `reward.max_mb`."""
     printed_marker: WhatNow = "flag"

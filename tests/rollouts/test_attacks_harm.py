@@ -47,8 +47,8 @@ ENDINGS = {
     "writes_to_the_terminal": ("failed", "exit", set()),
     "odd_names": ("done", "", set()),
     "links_and_specials": ("done", "", {"symlinks", "special_files", "oversize"}),
-    "another_folder_in_place_of_its_own": ("done", "", set()),
-    "nothing_is_readable": ("done", "", set()),
+    "another_folder_in_place_of_its_own": ("done", "", {"special_files"}),
+    "nothing_is_readable": ("done", "", {"special_files"}),
 }
 
 
