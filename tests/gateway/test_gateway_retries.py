@@ -15,6 +15,9 @@ import pytest
 from staging import Stage
 from test_gateway_gate import until
 
+from aglite.gateway.exchange import Exchange
+from aglite.gateway.sessions import Session
+
 SAY = "say hello"
 
 
@@ -179,9 +182,8 @@ async def test_two_retries_join_what_is_in_flight(stage: Stage, spoken: Spoken, 
     assert (call.status, call.delivered, len(call.response_ids)) == ("ok", True, 41)
 
 
-@speaks
-@asks
-async def test_when_the_last_of_them_leaves_the_sampling_stops(stage: Stage, spoken: Spoken, stream: bool) -> None:
+async def joined(stage: Stage, spoken: Spoken, stream: bool) -> tuple[Session, Client, Exchange, Client]:
+    """A long reply that is being sampled for a request, and a retry of it that waits for the same reply."""
     stage.engine.script = {"latency_s": 0.01, "length": 1000}
     session = await stage.session()
     first = await Client.ask(stage, session, spoken, stream)
@@ -189,6 +191,13 @@ async def test_when_the_last_of_them_leaves_the_sampling_stops(stage: Stage, spo
     (exchange,) = session.exchanges
     joiner = await Client.ask(stage, session, spoken, stream, x_stainless_retry_count="1")
     await until(lambda: exchange.joiners == 1)
+    return session, first, exchange, joiner
+
+
+@speaks
+@asks
+async def test_when_the_last_of_them_leaves_the_sampling_stops(stage: Stage, spoken: Spoken, stream: bool) -> None:
+    session, first, exchange, joiner = await joined(stage, spoken, stream)
     first.reset()
     await until(lambda: exchange.connection.gone)
     assert stage.engine.running == 1
@@ -202,13 +211,7 @@ async def test_when_the_last_of_them_leaves_the_sampling_stops(stage: Stage, spo
 @asks
 async def test_a_retry_that_has_joined_ends_with_the_rollout(stage: Stage, spoken: Spoken, stream: bool) -> None:
     """What it waits for ends without a reply, and nothing is sampled in its place."""
-    stage.engine.script = {"latency_s": 0.01, "length": 1000}
-    session = await stage.session()
-    first = await Client.ask(stage, session, spoken, stream)
-    await until(lambda: stage.engine.running == 1)
-    (exchange,) = session.exchanges
-    joiner = await Client.ask(stage, session, spoken, stream, x_stainless_retry_count="1")
-    await until(lambda: exchange.joiners == 1)
+    session, first, _, joiner = await joined(stage, spoken, stream)
     await stage.gateway.close_session(session.rollout_id)
     assert b" 401 " in (await joiner.whole()).split(b"\r\n")[0]
     await first.whole()

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from bench import Bench
-from programs import PROGRAMS
+from programs import GRADE, LIMITS, PROGRAMS, WRITE
 from staging import running
 
 from aglite.errors import AgliteError
@@ -16,13 +16,6 @@ from aglite.net import Listener, bind
 from aglite.rollouts.backends.engine import connect
 
 pytestmark = [pytest.mark.slow, pytest.mark.docker, pytest.mark.timeout(240)]
-
-WRITE = "printf forty-two > answer.txt && echo it-is-written"
-GRADE = """
-    def grade(task, rollout, workdir):
-        return 1.0 if (workdir / "answer.txt").read_text() == "forty-two" else 0.0
-"""
-LIMITS = {"wall_s": 180, "calls": 12, "sampled_tokens": 20_000, "memory_mb": 4096}
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 from bench import Bench, until
-from programs import PROGRAMS, Program, folder_of
+from programs import GRADE, LIMITS, PROGRAMS, WRITE, Program, folder_of
 from staging import Stage, running
 
 from aglite.gateway.renderers import ChatRenderer
@@ -24,12 +24,6 @@ from aglite.training.samples import build_samples
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
 
 TASK = '--Task KIWI 007:  write "forty-two" into the file answer.txt;\n 1.50 -x don\'t {{ask}} $HOME'
-WRITE = "printf forty-two > answer.txt && echo it-is-written"
-GRADE = """
-    def grade(task, rollout, workdir):
-        return 1.0 if (workdir / "answer.txt").read_text() == "forty-two" else 0.0
-"""
-LIMITS = {"wall_s": 180, "calls": 12, "sampled_tokens": 20_000, "memory_mb": 4096}
 
 
 @contextlib.asynccontextmanager

@@ -14,6 +14,14 @@ from aglite.errors import RecipeError
 from aglite.harnesses import HARNESSES
 from aglite.harnesses.find import find, version_of
 
+WRITE = "printf forty-two > answer.txt && echo it-is-written"
+GRADE = """
+    def grade(task, rollout, workdir):
+        return 1.0 if (workdir / "answer.txt").read_text() == "forty-two" else 0.0
+"""
+LIMITS = {"wall_s": 180, "calls": 12, "sampled_tokens": 20_000, "memory_mb": 4096}
+"""The task of two turns: a command is run, and said to be done."""
+
 
 @dataclass(frozen=True)
 class Program:
