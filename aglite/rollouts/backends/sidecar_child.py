@@ -64,10 +64,10 @@ def may_use_vsock():
     The kernel does not look at the upper half of the register that the family comes in. A seccomp profile may, and let
     through what it takes for another family: so both are tried.
     """
-    libc = ctypes.CDLL(None, use_errno=True)
     number = SOCKET_CALL.get(os.uname().machine)
     if number is None:
         return False  # the profile that would refuse them is not for this machine
+    libc = ctypes.CDLL(None)
     for family in (socket.AF_VSOCK, socket.AF_VSOCK + 2**32):
         made = libc.syscall(*map(ctypes.c_long, (number, family, socket.SOCK_STREAM, 0)))
         if made >= 0:
