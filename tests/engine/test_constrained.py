@@ -289,8 +289,22 @@ def test_most_probable_tokens(engine) -> None:
             every = [engine.logprobs([[*row, token]], 0.5 if number == 1 else 1.0)[0][-1] for token, _ in place[:2]]
             assert [value for _, value in place[:2]] == pytest.approx(every, abs=2e-4)
             assert chunk.logprobs[0] <= place[0][1] + 1e-6
-            assert dict(place).get(chunk.token_ids[0], chunk.logprobs[0]) == pytest.approx(chunk.logprobs[0], abs=1e-5)
             row += chunk.token_ids
+
+
+def test_a_sampled_token_has_one_log_probability(engine) -> None:
+    """To the last bit: a client finds its token among the most probable ones with the value that the token has."""
+    for number, temperature in ((1, 0.0), (2, 0.7), (3, 1.0)):
+        asked = params(max_tokens=100, top_logprobs=20, temperature=temperature, seed=number, stop_token_ids=())
+        engine.submit(number, [5, 6, 7], asked)
+    found = 0
+    while engine.has_work:
+        for _, chunk in engine.step():
+            ((token,), (logprob,), (place,)) = chunk.token_ids, chunk.logprobs, chunk.top
+            found += token in dict(place)
+            assert dict(place).get(token, logprob) == logprob and place == sorted(place, key=lambda pair: -pair[1])
+            assert logprob <= place[0][1]
+    assert found > 150
 
 
 def _range(low: int, more: int) -> dict:

@@ -121,9 +121,13 @@ async def test_processor_time_is_limited(tmp_path, groups, limited):
 
 
 async def test_a_process_that_hides_is_gone_before_grading(tmp_path, groups):
-    agent = f"import subprocess; print(subprocess.Popen({HIDDEN}).pid)"
+    agent = f"""
+        import os, subprocess, time
+        child = subprocess.Popen({HIDDEN})
+        while os.getsid(child.pid) == os.getsid(0): time.sleep(0.01)  # it hides; until then it is the session's
+        print(child.pid)
+    """
     grade = """
-        import os
         def grade(task, rollout, workdir):
             return 1.0
     """

@@ -237,10 +237,11 @@ class EmbeddedEngine:
         allowed, failed = self._allowed(sequences)
         tokens, logprobs = sample(logits, draws, allowed)
         both = torch.stack((tokens.double(), logprobs.double())).tolist()  # the one wait for the device
-        top = self._top(logits, sequences)
+        sampled = [(int(token), logprob) for token, logprob in zip(*both, strict=True)]
+        top = self._top(logits, sequences, sampled)
         return [
-            failed.get(row) or Chunk([int(token)], [logprob], self._version, top=top.get(row))
-            for row, (token, logprob) in enumerate(zip(*both, strict=True))
+            failed.get(row) or Chunk([token], [logprob], self._version, top=top.get(row))
+            for row, (token, logprob) in enumerate(sampled)
         ]
 
     def _allowed(self, sequences: list[Sequence]) -> tuple[Allowed | None, dict[int, GrammarError]]:
@@ -259,18 +260,26 @@ class EmbeddedEngine:
         tokens = torch.from_numpy(np.stack(masks)).to(self.device)
         return Allowed(torch.tensor(rows, device=self.device), tokens), failed
 
-    def _top(self, logits: torch.Tensor, sequences: list[Sequence]) -> dict[int, list[list[tuple[int, float]]]]:
-        """By row, for the requests that asked: the most probable tokens and their log-probabilities."""
+    def _top(
+        self, logits: torch.Tensor, sequences: list[Sequence], sampled: list[tuple[int, float]]
+    ) -> dict[int, list[list[tuple[int, float]]]]:
+        """By row, for the requests that asked: the most probable tokens and their log-probabilities, best first.
+
+        `sampled`: each row's token and log-probability. Where the token is among the most probable it has this value
+        there too, which was computed another way and may differ in the last bits of a float32.
+        """
         asked = [row for row, sequence in enumerate(sequences) if sequence.params.top_logprobs]
         if not asked:
             return {}
         most = max(sequences[row].params.top_logprobs for row in asked)
         ids, values = most_probable(logits[torch.tensor(asked, device=self.device)], most)
-        pairs = zip(asked, ids.tolist(), values.tolist(), strict=True)
-        return {
-            row: [list(zip(tokens, logprobs, strict=True))[: sequences[row].params.top_logprobs]]
-            for row, tokens, logprobs in pairs
-        }
+        top = {}
+        for row, tokens, logprobs in zip(asked, ids.tolist(), values.tolist(), strict=True):
+            token, logprob = sampled[row]
+            best = list(zip(tokens, logprobs, strict=True))[: sequences[row].params.top_logprobs]
+            best = [(one, logprob if one == token else value) for one, value in best]
+            top[row] = [sorted(best, key=lambda pair: -pair[1])]
+        return top
 
     def _append(self, sequence: Sequence, chunk: Chunk | GrammarError) -> Chunk | GrammarError:
         """Note the token of a chunk and whether the response ends with it."""
