@@ -101,6 +101,9 @@ class Reward(Section):
     the breakdown likewise."""
     on_failure: Literal["grade", "zero"] = "grade"
     """What a rollout whose agent failed is worth: what the grader finds, or 0 without looking."""
+    on_error: Literal["error", "zero"] = "error"
+    """What a rollout is worth whose grader raised, hung or gave no number, twice: nothing, it leaves its group; or 0,
+    where the agent may have learned to bring the grader down (once the grader has graded another of the run)."""
     paths: list[str] = ["**"]
     """What the grader sees of what the agent left: patterns of paths (`*`, `?`, `**`; a folder means all in it). The
     rest is as the agent was given it."""

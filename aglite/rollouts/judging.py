@@ -17,6 +17,7 @@ from aglite.rollouts.grading import Grade, Grader, GraderError
 from aglite.rollouts.outcome import Ended
 from aglite.rollouts.reaper import Reaper
 from aglite.rollouts.signals import asks_for_git, has_marker
+from aglite.units import encodable
 
 if TYPE_CHECKING:
     from aglite.rollouts.judge import Judge
@@ -37,6 +38,9 @@ class Judging:
         self._scratch = run_dir.scratch.resolve()  # graders have working directories of their own
         self._store = store
         self._grader = Grader(recipe, reaper, backend.start if recipe.agent.in_container else None)
+        self._keeps_text = recipe.retention.traffic == "all"
+        self._redactor = recipe.stored_redactor
+        self._has_graded = False
         self._judge: Judge | None = None
         if recipe.reward.judge:
             from aglite.rollouts.judge import Judge  # its HTTP client is no small import
@@ -96,12 +100,15 @@ class Judging:
             }
             ended.grade = await self._grader.grade(task, facts, left, log=log, stop=stop, env=env)
             if ended.grade:
+                self._has_graded = True
                 ended.flags += ended.grade.flags
                 self._sentence(ended)
         except GraderError as error:
-            if ended.cause and error.raised:
-                # The agent failed and left nothing that the grader could make sense of.
+            # A failed agent left nothing that the grader could make sense of; one that ended well may do so on purpose.
+            # A grader that has graded none is broken, whatever the agents do.
+            if (ended.cause and error.raised) or (self._reward.on_error == "zero" and self._has_graded):
                 ended.grade = Grade(0.0)
+                await asyncio.to_thread(self._note, log, f"--- not graded ---\n{error}\n")
                 ended.flags.append("ungraded")
             else:
                 ended.cause = Cause("grader", str(error))
@@ -117,7 +124,14 @@ class Judging:
             flags.add("printed_marker")
         ended.flags += sorted(flags - set(ended.flags))
         if found.refused:
-            await asyncio.to_thread(_note, log, found.refused)
+            names = "\n".join(map(repr, found.refused))
+            await asyncio.to_thread(self._note, log, f"--- not taken from what the agent left ---\n{names}\n")
+
+    def _note(self, log: Path, text: str) -> None:
+        """Add to a rollout's log what has a place in it: where its text is kept, masked like the rest."""
+        if self._keeps_text:
+            with contextlib.suppress(OSError), log.open("a") as file:  # a full disk costs the note, not the rollout
+                file.write(self._redactor.text(encodable(text)))
 
     def _sentence(self, ended: Ended) -> bool:
         """Do as `reward.on_flag` says; whether that settles the reward."""
@@ -150,8 +164,3 @@ def _has_marker(log: Path) -> bool:
         return has_marker(log.read_bytes())
     except FileNotFoundError:
         return False
-
-
-def _note(log: Path, refused: list[str]) -> None:
-    with contextlib.suppress(OSError), log.open("a") as file:  # a full disk costs the note, not the rollout
-        file.write("--- not taken from what the agent left ---\n" + "\n".join(map(repr, refused)) + "\n")

@@ -71,6 +71,9 @@ FLAGS: dict[str, str] = {
     "oversize": "it left more than is copied for the grader; the rest is left out",
     "network": "it tried to reach something beyond its sealed network",
     "read_git": "the model asked to look into git's history or internals",
+    "ungraded": "the grader raised, hung or gave no number on what it left; its log says why",
+    "flaky": "repeated gradings of it did not agree",
+    "grader_timeout": "the command or the tests did not end in time",
     "grader_memory": "the command or the tests took more memory than their container has",
 }
 

@@ -86,6 +86,27 @@ async def test_a_failure_that_cannot_be_graded_scores_0(tmp_path):
         assert "ungraded" in outcome.flags
 
 
+async def test_bringing_the_grader_down_is_a_way_out_only_where_the_recipe_leaves_it(tmp_path):
+    """The first answer can be graded, the second makes the grader raise, the third is no number."""
+    agent = "import os; open('answer', 'w').write(os.environ['ANSWER'])"
+    grade = """
+        def grade(task, rollout, workdir):
+            return float((workdir / "answer").read_text())
+    """
+    for on_error, expected in (("error", ("error", None)), ("zero", ("done", 0.0))):
+        settings = {"reward": {"on_error": on_error}, "env": {"ANSWER": "{task.answer}"}}
+        (folder := tmp_path / on_error).mkdir()
+        async with Bench(folder, agent, grade=grade, **settings) as bench:
+            broken = await bench.run({"answer": "x"})  # the grader has not graded any yet
+            assert (broken.state, broken.reward) == ("error", None) and broken.cause.startswith("grader: ValueError")
+            assert (await bench.run({"answer": "0.5"})).reward == 0.5
+            for answer in ("x", "nan"):
+                outcome = await bench.run({"answer": answer})
+                assert (outcome.state, outcome.reward) == expected, answer
+                assert ("ungraded" in outcome.flags) == (on_error == "zero")
+                assert on_error == "error" or "--- not graded ---" in bench.log()
+
+
 async def test_an_agent_ended_by_a_signal_failed(tmp_path):
     async with Bench(tmp_path, "import os; os.kill(os.getpid(), 11)") as bench:
         assert (await bench.run()).cause == "signal: SIGSEGV"
