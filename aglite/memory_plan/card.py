@@ -10,11 +10,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import psutil
-
 from aglite.builtin_models import BUILTIN, is_cached
 from aglite.config import Recipe
 from aglite.errors import AgliteError
+from aglite.host_memory import total_bytes
 from aglite.memory_plan.advice import advice
 from aglite.memory_plan.plan import GIB, Plan, make_plan
 from aglite.memory_plan.shape import Shape, read_shape
@@ -114,8 +113,7 @@ def refuse_what_does_not_fit(
 
 def planned_for(recipe: Recipe, shape: Shape, card: Card, *, here: bool = True) -> Plan:
     """`here`: on this machine, whose memory has to hold what is moved there."""
-    memory = psutil.virtual_memory().total if here else 0
-    return make_plan(recipe, shape, card.total, others=card.used, host_memory=memory)
+    return make_plan(recipe, shape, card.total, others=card.used, host_memory=total_bytes() if here else 0)
 
 
 def helps(recipe: Recipe, shape: Shape, card: Card, *, here: bool = True) -> str:

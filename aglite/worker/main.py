@@ -290,7 +290,7 @@ class Worker:
 
 def _check_memory(trainer: Trainer | RayTrainer) -> None:
     """Files in memory are no use where there is none left for them. Raises DiskFullError."""
-    from aglite.worker.memory import free_bytes
+    from aglite.host_memory import free_bytes
 
     need, free = trainer.weight_bytes(), free_bytes()
     if need > free:

@@ -6,14 +6,13 @@ On a GPU a pass may fail and be tried again (`gpu_memory`); a machine whose memo
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
+from collections.abc import Callable, Sequence
 from typing import Any
 
-import psutil
 import torch
 
 from aglite.errors import AgliteError
+from aglite.host_memory import free_bytes
 from aglite.worker.batch import Row
 from aglite.worker.model_inputs import Layout
 from aglite.worker.sharding import local
@@ -78,32 +77,6 @@ def pass_bytes(module: torch.nn.Module, layout: Layout, dtype: torch.dtype) -> C
         constant, slope = constant / layers, slope / layers + layers * config.hidden_size * dtype.itemsize
     logit_bytes = LOGITS * config.vocab_size * torch.float32.itemsize
     return lambda tokens, logits: round(constant + slope * tokens + square * tokens**2 + logit_bytes * logits)
-
-
-def free_bytes() -> int:
-    """Memory that this process can still have: of the machine, and of the control groups that it is in, as in a
-    container or a job of a cluster, where going over the limit ends it just the same."""
-    return min([psutil.virtual_memory().available, *left_in_groups(Path("/proc/self/cgroup").read_text())])
-
-
-def left_in_groups(own: str, root: Path = Path("/sys/fs/cgroup")) -> Iterator[int]:
-    """What each control group with a limit can still give, files that it would drop first counted as free. `own`: the
-    text of /proc/self/cgroup. (docs.kernel.org, admin-guide/cgroup-v2, "Memory", and cgroup-v1/memory.)"""
-    for line in own.splitlines():
-        _, controllers, path = line.split(":", 2)
-        if not controllers:
-            top, names = root, ("memory.max", "memory.current", "inactive_file")
-        elif "memory" in controllers.split(","):
-            top, names = root / "memory", ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
-        else:
-            continue
-        group = top / path.strip("/")
-        for folder in (group, *(parent for parent in group.parents if parent.is_relative_to(top))):
-            # seen from within a container the path may lead nowhere; "max" is no limit
-            with contextlib.suppress(OSError, ValueError):
-                limit, used = (int((folder / name).read_text()) for name in names[:2])
-                stat = dict(line.split() for line in (folder / "memory.stat").read_text().splitlines())
-                yield max(0, limit - used + int(stat.get(names[2], 0)))
 
 
 def _saved_bytes(module: torch.nn.Module, tokens: int, layout: Layout, dtype: torch.dtype) -> int:

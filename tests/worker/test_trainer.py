@@ -242,23 +242,6 @@ def test_the_memory_of_a_pass_is_known_before(make_trainer):
     assert known(100, 10) - known(100, 0) == 10 * 97 * 4 * memory.LOGITS
 
 
-def group(folder, names, limit, used, stat):
-    folder.mkdir(parents=True, exist_ok=True)
-    for name, text in zip((*names, "memory.stat"), (limit, used, stat), strict=True):
-        (folder / name).write_text(f"{text}\n")
-
-
-def test_memory_is_that_of_the_control_groups_too(tmp_path, monkeypatch):
-    new, old = ("memory.max", "memory.current"), ("memory.limit_in_bytes", "memory.usage_in_bytes")
-    group(tmp_path / "jobs", new, 8000, 5000, "anon 9\ninactive_file 500")
-    group(tmp_path / "jobs" / "one", new, "max", 4000, "inactive_file 7")
-    assert list(memory.left_in_groups("0::/jobs/one\n", tmp_path)) == [3500]
-    group(tmp_path / "memory", old, 900, 1000, "inactive_file 1\ntotal_inactive_file 40")
-    assert list(memory.left_in_groups("4:cpu,memory:/not/seen/here\n1:cpu:/x\n", tmp_path)) == [0]
-    monkeypatch.setattr(memory, "left_in_groups", lambda own: iter([12345]))
-    assert memory.free_bytes() == 12345
-
-
 def test_a_step_that_does_not_fit_is_refused_and_names_the_rollout_and_the_setting(make_trainer, monkeypatch):
     rows = random_rows(16)
     rows[5] = (rows[5][0] + [7] * 60, [*rows[5][1], *[1] * 60], 1.0, 0.1)
