@@ -126,7 +126,11 @@ class Notifier:
         watch = Watch(stalled_after_s)
         while True:
             held = supervisor.phases.current == "paused"
-            found = watch.look(time.monotonic(), pulse(supervisor), supervisor.hindrance(), held=held)
+            try:
+                seen = pulse(supervisor)
+            except StoreError as error:  # a disk that went away: nothing moves until it is back
+                seen = str(error)
+            found = watch.look(time.monotonic(), seen, supervisor.hindrance(), held=held)
             for occasion, why in found:
                 self.tell(occasion, why)
             await asyncio.sleep(min(LOOK_S, stalled_after_s / 2))

@@ -6,7 +6,7 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from aglite.client import ControlClient, ControlError
@@ -71,7 +71,11 @@ class Feed:
 
     def _run(self) -> None:
         while not self._ended.is_set():
-            snapshot = self._look()
+            try:
+                snapshot = self._look()
+            except Exception as error:  # a fault of ours: the screen says so, where it would stand still for ever
+                problem = f"{type(error).__name__}: {error}"
+                snapshot = replace(self._snapshot, link="lost", problem=problem)
             if snapshot is not None and not self._ended.is_set():
                 self._snapshot = snapshot
                 self._deliver(snapshot)
