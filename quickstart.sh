@@ -16,6 +16,7 @@ cd "$(dirname "${BASH_SOURCE[0]}")"
 VENV=".venv"
 LOG="$VENV/install.log"
 TIMES=()
+MOST_AGAIN=3
 
 say() { printf '%s\n' "$*"; }
 
@@ -193,6 +194,21 @@ agent_programs() {
         say "the tests of what was left out are skipped"
 }
 
+# All tests: as many files at a time as there are cores, in the order in which they come. Many of them start processes and
+# containers and hold them to limits of time, which other work on the machine can upset. So a few that failed have one
+# more try, by themselves; what passes only then is named, because it may be a fault that shows itself now and then.
+all_tests() {
+    local code=0 record=.pytest_cache/v/cache/lastfailed failed
+    rm -f "$record"
+    "$VENV/bin/python" -m pytest --numprocesses logical --dist loadfile --no-loadscope-reorder || code=$?
+    [ "$code" -eq 1 ] && [ -f "$record" ] || exit "$code"
+    mapfile -t failed < <(sed -n 's/^ *"\(.*\)": true,*$/\1/p' "$record")
+    [ "${#failed[@]}" -le "$MOST_AGAIN" ] || exit "$code"
+    printf 'failed beside other tests, so once more by itself: %s\n' "${failed[@]}"
+    "$VENV/bin/python" -m pytest --last-failed --last-failed-no-failures none || exit 1
+    printf 'UNSTEADY, failed once and then passed: %s\n' "${failed[@]}"
+}
+
 print_times() {
     local IFS=,
     say "time: ${TIMES[*]}; $SECONDS s in all" | sed 's/,/, /g'
@@ -210,9 +226,8 @@ test)
     stage model test_model
     stage agents agent_programs "$@"
     print_times
-    # all of them: as many files at a time as there are cores, in the order in which they come
-    [ "$#" -gt 0 ] || set -- --numprocesses logical --dist loadfile --no-loadscope-reorder
-    exec "$VENV/bin/python" -m pytest "$@"
+    [ "$#" -eq 0 ] || exec "$VENV/bin/python" -m pytest "$@"
+    all_tests
     ;;
 -h | --help | help)
     sed -n '2,11s/^# \{0,1\}//p' "$0"

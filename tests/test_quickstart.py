@@ -26,7 +26,16 @@ case "$*" in
     echo "pip $*" >>pip.calls
     [ -z "${PIP_SAYS:-}" ] || { echo "$PIP_SAYS"; exit 1; }
     echo "  Downloading torch-2.13.0.whl (190 MB)" ;;
-*"-m pytest"*) echo "pytest ran: $*" ;;
+*"-m pytest"*)
+    echo "pytest ran: $*"
+    [[ "$*" == *--last-failed* ]] && exit "${AGAIN_CODE:-0}"
+    if [ -n "${FAILED:-}" ]; then
+        mkdir -p .pytest_cache/v/cache
+        echo "{" >.pytest_cache/v/cache/lastfailed
+        for id in $FAILED; do echo "  \\"$id\\": true," >>.pytest_cache/v/cache/lastfailed; done
+        echo "}" >>.pytest_cache/v/cache/lastfailed
+    fi
+    exit "${TESTS_CODE:-0}" ;;
 "-c ") ;;
 *) exit 1 ;;
 esac
@@ -114,6 +123,35 @@ def test_tests_install_what_they_need_and_pass_options_on(clone):
     assert "pytest ran: -m pytest -x tests/test_config.py" in done.stdout
     assert "-e .[cpu,test]" in (clone.path / "pip.calls").read_text()
     assert ".venv is up to date" in clone.run("install").stdout
+
+
+FEW = "tests/test_a.py::test_b tests/test_a.py::test_c[x-1]"
+MANY = " ".join(f"tests/test_a.py::test_{n}" for n in range(4))
+
+
+@pytest.mark.parametrize(
+    ("tests", "code", "tries"),
+    [
+        ({}, 0, 1),
+        ({"TESTS_CODE": "1", "FAILED": FEW}, 0, 2),
+        ({"TESTS_CODE": "1", "FAILED": FEW, "AGAIN_CODE": "1"}, 1, 2),
+        ({"TESTS_CODE": "1", "FAILED": FEW, "AGAIN_CODE": "5"}, 1, 2),  # pytest ran none
+        ({"TESTS_CODE": "1", "FAILED": MANY}, 1, 1),
+        ({"TESTS_CODE": "1"}, 1, 1),
+        ({"TESTS_CODE": "2", "FAILED": FEW}, 2, 1),  # interrupted
+        ({"TESTS_CODE": "4"}, 4, 1),  # not even begun
+    ],
+)
+def test_a_few_failures_of_all_tests_have_one_more_try(clone, tests, code, tries):
+    done = clone.run("test", AGLITE_HARNESSES="/opt/agents", **tests)
+    assert (done.returncode, done.stdout.count("pytest ran: ")) == (code, tries), done.stdout + done.stderr
+    named = [line.rpartition(" ")[2] for line in done.stdout.splitlines() if line.startswith("UNSTEADY")]
+    assert named == (FEW.split() if (code, tries) == (0, 2) else [])
+
+
+def test_chosen_tests_have_no_more_tries(clone):
+    done = clone.run("test", "tests/test_a.py", TESTS_CODE="1", FAILED=FEW)
+    assert (done.returncode, done.stdout.count("pytest ran: ")) == (1, 1)
 
 
 @pytest.mark.parametrize("rc", [0, 1])
