@@ -23,6 +23,10 @@ PR_SET_DUMPABLE = 4
 
 LAST_BYTES = 1 << 16
 """Of a command's output, what its last line is sought in."""
+LONGEST_REPORT = 64 << 20
+PIPE_BYTES = 1 << 20
+"""What a pipe holds at most, unless root makes it larger."""
+READ_BYTES = 1 << 16
 
 
 def main():
@@ -131,8 +135,8 @@ def tests(request):
     plan = os.memfd_create("plan")
     os.write(plan, json.dumps({**request["plan"], "token": token}).encode())
     os.lseek(plan, 0, os.SEEK_SET)
-    lines = []
-    reader = in_background(lambda: read_to_end(reading, lines))
+    report = bytearray()
+    finish = read_in_background(reading, lambda data: report.extend(data[: LONGEST_REPORT - len(report)]))
     argv = [*request["argv"], str(plan), str(writing)]
     try:
         code, _ = run(argv, request["plan"]["root"], request["env"], [plan, writing], request["timeout_s"])
@@ -140,8 +144,8 @@ def tests(request):
         return {"unloadable": f"{argv[0]} cannot be started: {error}"}
     finally:
         os.close(writing)
-    reader.join(1.0)  # a process that the tests left may hold it open
-    passed, failed, _ = outcomes(b"".join(lines), token)
+        finish()
+    passed, failed, _ = outcomes(bytes(report), token)
     return verdict(request["plan"], passed, failed, code is None)
 
 
@@ -199,7 +203,14 @@ def run(argv, folder, env, fds, timeout_s):
         start_new_session=True,
     )
     output = []
-    reader = in_background(lambda: pass_on(process.stdout, output))
+
+    def pass_on(data):
+        os.write(1, data)
+        output.append(data)
+        if len(output) > 64:
+            output[:] = [b"".join(output)[-LAST_BYTES:]]
+
+    finish = read_in_background(process.stdout.fileno(), pass_on)
     try:
         code = process.wait(timeout_s)
     except subprocess.TimeoutExpired:
@@ -209,32 +220,46 @@ def run(argv, folder, env, fds, timeout_s):
     except ProcessLookupError:
         pass
     process.wait()
-    reader.join(1.0)
+    finish()
     return code, b"".join(output)[-LAST_BYTES:]
 
 
-def pass_on(stream, output):
-    while data := stream.read1(1 << 16):
-        os.write(1, data)
-        output.append(data)
-        if len(output) > 64:
-            output[:] = [b"".join(output)[-LAST_BYTES:]]
-
-
-def read_to_end(fd, lines):
-    size = 0
-    while data := os.read(fd, 1 << 16):
-        size += len(data)
-        if size < 64 << 20:
-            lines.append(data)
-
-
-def in_background(work):
+def read_in_background(pipe, take):
+    """Give `take` what comes from a pipe. To be called when whoever matters has ended: a function that returns when all
+    it wrote was taken, however long that takes; a process that it left may hold the pipe open and write on."""
+    import select
     import threading
 
-    thread = threading.Thread(target=work, daemon=True)
+    over, tell = os.pipe()
+    os.set_blocking(pipe, False)
+    poll = select.poll()
+    for fd in (pipe, over):
+        poll.register(fd, select.POLLIN)
+
+    def read():
+        left = 1 + PIPE_BYTES // READ_BYTES  # reads of what the pipe held at the end, at most
+        while left:
+            is_over = over in dict(poll.poll())
+            left -= is_over
+            try:
+                data = os.read(pipe, READ_BYTES)
+            except BlockingIOError:
+                if is_over:
+                    return
+                continue
+            if not data:
+                return
+            take(data)
+
+    thread = threading.Thread(target=read, daemon=True)
     thread.start()
-    return thread
+
+    def finish():
+        os.close(tell)
+        thread.join()
+        os.close(over)
+
+    return finish
 
 
 def describe(error):

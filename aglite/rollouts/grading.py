@@ -40,8 +40,9 @@ LONGEST_RESULT = 1 << 20
 LOAD_TIMEOUT_S = 60.0
 
 
-MARGIN_S = 10.0
-"""What a process that watches its own time limit gets on top of it."""
+MARGIN_S = 30.0
+"""What a process that watches its own time limit gets on top of it: on a busy machine, it may take a while to start and
+to end what it watches."""
 
 
 @dataclass(slots=True)

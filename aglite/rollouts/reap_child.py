@@ -15,7 +15,7 @@ import signal
 import sys
 import time
 
-PATIENCE_S = 4.0
+PATIENCE_S = 15.0  # what was killed is gone in a moment, but on a busy machine that may be some seconds
 ENGINE_PATIENCE_S = 30.0
 
 # fields of /proc/PID/stat, counted from the one after the name

@@ -1,11 +1,18 @@
 """Commands and tests as graders, repeated gradings, and what the recipe makes of flags."""
 
+import os
+import secrets
+import subprocess
+import sys
 import textwrap
+import time
+from pathlib import Path
 
 import pytest
 from bench import Bench
 
 from aglite.errors import RecipeError
+from aglite.rollouts import grade_child, reap_child
 from aglite.rollouts.grading import Grade, combined
 
 SUM = "def add(a, b):\n    return a + b\n"
@@ -68,6 +75,28 @@ async def test_json_of_a_command(tmp_path, body, state, reward, cause):
     async with bench_for(tmp_path, "", command, {"check.py": body}) as bench:
         outcome = await bench.run()
         assert (outcome.state, outcome.reward, outcome.cause) == (state, reward, cause)
+
+
+def test_all_that_a_command_said_is_known_however_slowly_it_is_passed_on():
+    """The last line of its output is its result. Our own output is read by a supervisor that may be busy."""
+    code = f"""
+import sys
+sys.path.insert(0, {str(Path(grade_child.__file__).parent)!r})
+import grade_child
+said = grade_child.run(["sh", "-c", "printf '%0100000d\\n0.5\\n' 1"], "/", {{}}, [], 60)
+sys.stderr.write(repr((said[0], said[1][-5:])))
+"""
+    process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    time.sleep(2.5)
+    out, said = process.communicate()
+    assert said == b"(0, b'\\n0.5\\n')" and len(out) == 100_005
+
+
+def test_a_process_that_a_command_leaves_does_not_hold_its_output_up():
+    mark, began = f"x{secrets.token_hex(8)}", time.monotonic()
+    code, said = grade_child.run(["sh", "-c", "setsid sleep 300 & echo 0.5"], "/", {**os.environ, "A": mark}, [], 60)
+    reap_child.end(lambda environ: reap_child.has(environ, f"A={mark}".encode()))
+    assert (code, said) == (0, b"0.5\n") and time.monotonic() - began < 60
 
 
 async def test_a_command_that_does_not_end_is_the_agents_failure(tmp_path):
@@ -188,7 +217,11 @@ SIGNS = {
     "special_files": "import os; os.mkdir('src'); os.mkfifo('src/pipe')",
     "oversize": "import os; os.mkdir('src'); open('src/big', 'wb').truncate(3 << 20)",
     "printed_marker": "print('{\"reward\": 1.0}')",
-    "stragglers": "import subprocess, time; subprocess.Popen(['setsid', 'sleep', '60']); time.sleep(0.3)",
+    "stragglers": """
+import os, subprocess, time
+child = subprocess.Popen(["setsid", "sleep", "60"])
+while os.getsid(child.pid) == os.getsid(0): time.sleep(0.01)
+""",
 }
 
 

@@ -12,8 +12,8 @@ FOLDER = "/rollout"
 MOST_FILES = 20_000
 """Files, folders and links that are taken out of one rollout's working directory."""
 SAID_BYTES = 1 << 16
-OUTPUT_END_S = 5.0
-"""How long the last output may take to arrive after the end."""
+OUTPUT_END_S = 15.0
+"""How long the last output may take to arrive after the end. Usually that is a moment; on a busy machine, seconds."""
 
 _SIGNALS = frozenset(number.value for number in signal.Signals)
 
