@@ -8,6 +8,8 @@ import os
 import secrets
 import socket
 import textwrap
+import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -25,11 +27,26 @@ class StandInSession:
         self.token = secrets.token_hex(8)
         self.token_hash = hashlib.sha256(self.token.encode()).digest()
         self.path = f"/rollouts/{rollout_id}"
-        self.held_s = 0.0
+        self.is_ready: Callable[[], Any] = lambda: True
+        self._held_s = 0.0
+        self._asked: float | None = None
         self.calls = 1
         self.sampled_tokens = 0
         self.limits_hit: set[str] = set()
         self.infra_error: str | None = None
+
+    @property
+    def held_s(self) -> float:
+        """See `Bench.count_time_from`."""
+        now = time.monotonic()
+        self._asked = self._asked or now
+        if not self.is_ready():
+            self._held_s = now - self._asked
+        return self._held_s
+
+    @held_s.setter
+    def held_s(self, seconds: float) -> None:
+        self._held_s = seconds
 
 
 class StandInGateway:
@@ -161,6 +178,16 @@ class Bench:
         )
         return outcome
 
+    def count_time_from(self, is_ready: Callable[[], Any]) -> None:
+        """Let `limits.wall_s` run out only once an agent is ready: on a busy machine a Python takes seconds to start,
+        and a test of what an agent does at the end of its time wants it to have begun."""
+        self.gateway.on_open = lambda session, number: setattr(session, "is_ready", is_ready)
+
+    def has_printed(self, text: str) -> bool:
+        """Whether the last rollout's first attempt has."""
+        path = self.run_dir.rollout_log(self.last, 1)
+        return path.exists() and text in path.read_text(errors="replace")
+
     def states(self, rollout_id: str | None = None) -> list[str]:
         return [row["state"] for row in self.store.rollout_states(rollout_id or self.last)]
 
@@ -173,8 +200,9 @@ class Bench:
         return reap_child.find(lambda environ: ending in environ and b"AGLITE_ROLLOUT_ID" in environ)
 
 
-async def until(condition, timeout_s: float = 10.0):
-    """Poll a condition of the test's; its value once it is true."""
+async def until(condition, timeout_s: float = 60.0):
+    """Poll a condition of the test's; its value once it is true. The time is for busy machines: it is over as soon as
+    it holds."""
     deadline = asyncio.get_running_loop().time() + timeout_s
     while not (value := condition()):
         assert asyncio.get_running_loop().time() < deadline, "waited in vain"

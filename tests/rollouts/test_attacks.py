@@ -157,7 +157,7 @@ async def test_what_is_in_place_of_an_answer_neither_leads_a_grader_astray_nor_h
         outcome = await bench.run()
         assert (outcome.state, outcome.reward) == ("done", 0.0), bench.log()
         assert outcome.flags == ([flag] if flag else [])
-        assert time.monotonic() - began < 20
+        assert time.monotonic() - began < 90, "a tenth of it, but not on a busy machine"
     assert solution.read_text() == "42"
 
 
@@ -173,7 +173,7 @@ async def test_a_process_that_cannot_be_found_rewrites_only_what_is_not_graded(t
         open("answer", "w").write("0")
         started = subprocess.Popen(["env", "-i", "setsid", "python3", "-c", {daemon!r}])
         print(started.pid, flush=True)
-        time.sleep(0.5)
+        while os.getsid(started.pid) == os.getsid(0): time.sleep(0.01)
     """
     grade = """
         import time
@@ -300,7 +300,7 @@ async def test_tests_that_hang_fork_and_flood_end_in_time(tmp_path):
         began = time.monotonic()
         outcome = await bench.run()
         assert (outcome.state, outcome.reward, outcome.flags) == ("done", 0.0, ["grader_timeout"])
-        assert time.monotonic() - began < 30
+        assert time.monotonic() - began < 120, "what hangs would go on for 300 s"
         assert bench.alive() == []
         assert len(bench.log()) < 1 << 20
 

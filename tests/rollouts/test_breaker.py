@@ -1,6 +1,8 @@
 """When everything fails by infrastructure: launching pauses, says so, probes, and goes on by itself."""
 
 import asyncio
+import math
+import time
 
 import pytest
 from bench import Bench, until
@@ -42,30 +44,28 @@ async def test_a_rollout_that_works_in_between_keeps_it_closed_and_recipe_errors
 async def test_open_it_lets_in_one_probe_at_a_time_with_growing_waits():
     slots, breaker, said = make()
     stop = asyncio.get_running_loop().create_future()
+    began = time.monotonic()
     for number in range(IN_A_ROW):
         breaker.ended(object(), f"t{number % 2}", DOWN)
     assert said[0][0] and "backend: Docker does not answer" in said[0][1] and "tried again in" in breaker.text
-    waits = []
-    for order in range(3):
-        began = asyncio.get_running_loop().time()
+    for order, wait_s in enumerate((0.05, 0.1, 0.2)):
         others = asyncio.create_task(slots.take(100 + order, stop))
         assert await slots.take(order, stop)
-        waits.append(asyncio.get_running_loop().time() - began)
+        assert time.monotonic() - began >= wait_s - 0.01
         probe = object()
         breaker.begin(probe)
         await asyncio.sleep(0.02)
         assert not others.done()
+        began = time.monotonic()
         assert breaker.ended(probe, "t", Cause("backend", f"try {order}"))
         slots.give()
-    assert waits[0] < waits[1] < waits[2] and waits[2] > 0.15
     assert "try 2" in breaker.text
     assert await slots.take(3, stop)
     probe = object()
     breaker.begin(probe)
     breaker.started(probe)
     assert not breaker.is_open and said[-1][1].startswith("launching goes on") and breaker.text == ""
-    await asyncio.sleep(0.02)
-    assert others.done()
+    assert await asyncio.wait_for(others, 60)
     stop.set_result(None)
 
 
@@ -104,7 +104,7 @@ async def test_a_rollout_that_is_killed_does_not_take_the_place_of_the_probe(kil
         await asyncio.sleep(0.1)
         stop.set_result("killed")
         assert not await slots.take(0, stop)
-    assert await asyncio.wait_for(slots.take(1, never), 5)
+    assert await asyncio.wait_for(slots.take(1, never), 60)
     breaker.stop()
 
 
@@ -115,13 +115,14 @@ async def test_a_machine_that_starts_nothing_costs_no_rollout_and_goes_on_when_i
         bench.run_dir.scratch.write_text("in the way")
         tasks = [await bench.submit(id=f"t{n}") for n in range(8)]
         await until(lambda: bench.launcher.blocked)
-        launched = len(bench.gateway.opened)
+        launched, began = len(bench.gateway.opened), time.monotonic()
         await asyncio.sleep(1)
         assert "launch: " in bench.launcher.blocked and "Not a directory" in bench.launcher.blocked
-        assert len(bench.gateway.opened) - launched <= 4, "only probes"
+        probes = 1 + math.log2(1 + (time.monotonic() - began) / 0.1)  # 0.1 s, 0.2 s, 0.4 s ... lie between them
+        assert len(bench.gateway.opened) - launched <= probes, "only probes"
         bench.run_dir.scratch.unlink()
         bench.run_dir.scratch.mkdir()
-        outcomes = await asyncio.wait_for(asyncio.gather(*tasks), 20)
+        outcomes = await asyncio.wait_for(asyncio.gather(*tasks), 120)
         assert [outcome.state for outcome in outcomes] == ["done"] * 8
         assert bench.launcher.blocked == ""
         texts = [event["text"] for event in bench.store.events()]
@@ -142,7 +143,7 @@ async def test_a_broken_grader_loses_a_few_rollouts_not_all(tmp_path):
         tasks = [await bench.submit(id=f"t{n}") for n in range(12)]
         await until(lambda: bench.launcher.blocked)
         opinion.write_text("ON = 1\n")
-        outcomes = await asyncio.wait_for(asyncio.gather(*tasks), 30)
+        outcomes = await asyncio.wait_for(asyncio.gather(*tasks), 120)
         states = [outcome.state for outcome in outcomes]
         assert states.count("error") <= IN_A_ROW and states.count("done") >= 12 - IN_A_ROW
 

@@ -8,6 +8,7 @@ import resource
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 
 import pytest
@@ -163,26 +164,28 @@ async def test_a_hanging_agent_is_ended_at_its_wall_time(tmp_path):
     agent = "import time; open('draft', 'w').write('x'); print('thinking'); time.sleep(100)"
     grade = "def grade(task, rollout, workdir):\n    return 0.5 * (workdir / 'draft').exists()\n"
     async with Bench(tmp_path, agent, grade=grade, limits={"wall_s": 2}) as bench:
+        bench.count_time_from(lambda: bench.has_printed("thinking"))
         began = time.monotonic()
         outcome = await bench.run()
-        assert time.monotonic() - began < 6
+        assert time.monotonic() - began < 60
         assert (outcome.state, outcome.cause, outcome.reward) == ("failed", "wall_time: 2 s", 0.5)
         assert outcome.flags == ["limit:wall_s"]
         assert bench.log() == "thinking\n"
 
 
 async def test_an_agent_that_ignores_sigterm_is_ended_too(tmp_path):
-    agent = "import signal, time; signal.signal(15, signal.SIG_IGN); time.sleep(100)"
+    agent = "import signal, time; signal.signal(15, signal.SIG_IGN); print('no'); time.sleep(100)"
     async with Bench(tmp_path, agent, limits={"wall_s": 0.5}) as bench:
+        bench.count_time_from(lambda: bench.has_printed("no"))
         began = time.monotonic()
         outcome = await bench.run()
         assert outcome.cause == "wall_time: 0.5 s"
-        assert time.monotonic() - began < 6
+        assert time.monotonic() - began < 60
 
 
 async def test_time_held_does_not_count(tmp_path):
     async with Bench(tmp_path, "import time; time.sleep(1.5)", limits={"wall_s": 0.6}) as bench:
-        bench.gateway.on_open = lambda session, _: setattr(session, "held_s", 10.0)
+        bench.gateway.on_open = lambda session, _: setattr(session, "held_s", 250.0)
         assert (await bench.run()).state == "done"
 
 
@@ -358,6 +361,8 @@ async def test_a_machine_that_cannot_start_an_agent_is_infrastructure(tmp_path):
 
 
 async def test_without_free_descriptors_nothing_starts_and_nothing_leaks(tmp_path):
+    # each further thread that reads the store would need descriptors, and find none at some other place each time
+    asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(1))
     async with Bench(tmp_path, attempts=1) as bench:
         await bench.run()
         before = descriptors()

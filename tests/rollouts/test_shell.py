@@ -42,7 +42,7 @@ class Terminal:
     def type(self, text):
         os.write(self._terminal, text.encode())
 
-    def read(self, pattern, timeout_s=20):
+    def read(self, pattern, timeout_s=90):
         """What was said up to where `pattern` is found, and the match; what is left is for the next."""
         deadline = time.monotonic() + timeout_s
         while not (found := re.search(pattern, self.said)):
@@ -54,6 +54,20 @@ class Terminal:
                     raise AssertionError(f"it ended: {self.said}") from None
         self.said = self.said[found.end() :]
         return found
+
+    def ask_until(self, command, answer):
+        """Type a command again and again until it says this: what was done takes a moment to get there."""
+        deadline = time.monotonic() + 90
+        while True:
+            self.type(f"{command}; echo as''ked\n")
+            if answer in self.before(r"asked\r"):
+                return
+            assert time.monotonic() < deadline, f"{command} never said {answer}"
+
+    def before(self, pattern):
+        """What is said up to there."""
+        found = self.read(f"(?s)(.*?)({pattern})")
+        return found[1]
 
     def wait(self):
         """The exit code, and what else was said."""
@@ -72,7 +86,7 @@ async def running(bench):
     task = await bench.submit({"word": "tea"})
     bench.last = task.rollout_id
     log = bench.run_dir.rollout_log(bench.last, 1)
-    await until(lambda: log.exists() and log.read_text(), 30)
+    await until(lambda: log.exists() and log.read_text())
     return task
 
 
@@ -97,14 +111,11 @@ async def test_it_is_beside_the_agent(tmp_path, place):
             user = place.get("user", "1000:1000") if place else f"{os.getuid()}"
             assert found[1] == user.partition(":")[0]
             terminal.read('{"word": "tea"}')
-            terminal.type("stty size\n")
-            terminal.read("24 80")
+            terminal.ask_until("stty size", "24 80")
             terminal.resize(33, 101)
-            time.sleep(0.5)
-            terminal.type("stty size\n")
-            terminal.read("33 101")
-            terminal.type("sleep 100\n")
-            time.sleep(0.5)
+            terminal.ask_until("stty size", "33 101")
+            terminal.type("sh -c 'echo it sle\"\"eps; exec sleep 300'\n")
+            terminal.read("it sleeps")
             terminal.type("\x03echo by hand >made; exit 7\n")
             return terminal.wait()
 
