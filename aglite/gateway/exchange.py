@@ -68,6 +68,11 @@ class Exchange:
         """Seconds in which the gate was closed while this request was open."""
         return self.gateway.gate.closed_s() - self._held_before
 
+    @property
+    def sampling(self) -> bool:
+        """Whether it is through the gate, or has been."""
+        return bool(self._sampling_since)
+
     def interrupt(self, why: Interruption) -> None:
         """Stop sampling; what was sampled is recorded. Or stop waiting for a client that does not read its reply."""
         able = self._interruptible or (self._delivering and why == "ended")
@@ -315,7 +320,7 @@ class Exchange:
         not while the gate holds it: a hold that lasts too long must still be able to end in an error."""
         if self.connection.started:
             return self.connection.silent(silent_s)
-        waits = self.request.stream and bool(self._sampling_since)
+        waits = self.request.stream and self.sampling
         return waits and time.monotonic() - self._sampling_since >= silent_s
 
     async def keep_alive(self) -> None:

@@ -313,7 +313,8 @@ class Gateway:
         while self._in_flight:
             await asyncio.sleep(period)
             for exchange in list(self._in_flight):
-                if not exchange.connection.started and self.gate.closed and exchange.held_s > self.gate.max_hold_s:
+                waits = exchange.sampling and not exchange.connection.started  # one at the gate has its own time there
+                if waits and self.gate.closed and exchange.held_s > self.gate.max_hold_s:
                     exchange.interrupt("held")
                 elif exchange.silent(KEEPALIVE_S):  # in a task of its own: a client may have stopped reading
                     task = asyncio.create_task(exchange.keep_alive())

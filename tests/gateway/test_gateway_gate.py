@@ -15,7 +15,7 @@ from aglite.gateway.gate import Gate, HeldTooLong
 SAY = [{"role": "user", "content": "say hello"}]
 
 
-async def until(condition, timeout_s: float = 5.0) -> None:
+async def until(condition, timeout_s: float = 60.0) -> None:
     async with asyncio.timeout(timeout_s):
         while not condition():  # noqa: ASYNC110 (what is waited for has no event)
             await asyncio.sleep(0.005)
@@ -25,11 +25,12 @@ async def test_first_held_first_let_through() -> None:
     gate = Gate(10)
     gate.close()
     order: list[int] = []
+    leave = asyncio.Event()
 
     async def enter(number: int) -> None:
         async with gate.through():
             order.append(number)
-            await asyncio.sleep(0.01)
+            await leave.wait()
 
     tasks = []
     for number in range(20):
@@ -39,13 +40,14 @@ async def test_first_held_first_let_through() -> None:
     gate.open()
     assert gate.inside == 20, "counted before they wake"
     assert not await gate.idle(0.001)
+    leave.set()
     await asyncio.gather(*tasks)
     assert order == list(range(20))
     assert await gate.idle(0.001)
 
 
 async def test_one_that_gives_up_leaves_no_trace() -> None:
-    gate = Gate(0.05)
+    gate = Gate(60)
     gate.close()
 
     async def enter() -> None:
@@ -53,10 +55,11 @@ async def test_one_that_gives_up_leaves_no_trace() -> None:
             pass
 
     task = asyncio.create_task(enter())
-    await asyncio.sleep(0.01)
+    await until(lambda: gate.held == 1)
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
+    gate.max_hold_s = 0.05
     with pytest.raises(HeldTooLong):
         await enter()
     assert gate.held == 0
@@ -72,14 +75,17 @@ async def test_one_that_gives_up_leaves_no_trace() -> None:
 
 async def test_closed_time_adds_up() -> None:
     gate = Gate(1)
+    most = 0.0
     for _ in range(2):
+        began = time.monotonic()
         gate.close()
         gate.close()
         await asyncio.sleep(0.05)
         gate.open()
         gate.open()
+        most += time.monotonic() - began
         await asyncio.sleep(0.05)
-    assert 0.09 < gate.closed_s() < 0.16
+    assert 0.09 < gate.closed_s() <= most
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -104,7 +110,7 @@ async def test_a_held_request_is_slow_not_wrong(stage: Stage, stream: bool) -> N
     assert session.held_s == held
     (call,) = stage.calls(session)
     assert call.versions == [[5, len(call.response_ids)]]
-    assert call.held_s == pytest.approx(held, abs=0.05)
+    assert held <= call.held_s <= stage.gateway.gate.closed_s()
 
 
 async def test_a_hold_past_the_limit_is_a_503_that_says_when_to_come_back(tmp_path: Path, renderer) -> None:
@@ -122,6 +128,22 @@ async def test_a_hold_past_the_limit_is_a_503_that_says_when_to_come_back(tmp_pa
         await stage.client(session).chat.completions.create(model="m", messages=SAY)
         assert session.infra_error is None
         assert stage.calls(session)[1].parent_id is None, "a call without a reply is nobody's parent"
+
+
+async def test_a_hold_that_ends_while_nothing_runs_is_one_of_a_request_that_was_never_sampled(
+    tmp_path: Path, renderer
+) -> None:
+    """Its own time and the look at all that is held are late together."""
+    async with running(tmp_path, renderer, max_hold_s=0.2) as stage:
+        session = await stage.session()
+        stage.gateway.gate.close()
+        reply = asyncio.create_task(stage.client(session).chat.completions.create(model="m", messages=SAY))
+        await until(lambda: stage.gateway.gate.held == 1)
+        time.sleep(0.5)  # noqa: ASYNC251 (as on a machine that does something else)
+        with pytest.raises(openai.InternalServerError):
+            await reply
+        (call,) = stage.calls(session)
+        assert call.status == "error"
 
 
 async def test_an_update_in_the_middle_of_a_streamed_tool_call_is_invisible(stage: Stage) -> None:
@@ -157,10 +179,8 @@ async def test_a_preempted_request_without_a_byte_gets_the_503_too(tmp_path: Pat
         await until(lambda: stage.engine.sent and len(stage.engine.sent[0][1]) > 2)
         stage.gateway.gate.close()
         await stage.engine.preempt()
-        began = time.monotonic()
         with pytest.raises(openai.InternalServerError):
-            await reply
-        assert time.monotonic() - began < 1
+            await asyncio.wait_for(reply, 60)
         (call,) = stage.calls(session)
         assert call.status == "cancelled" and len(call.response_ids) == len(stage.engine.sent[0][1])
         assert not call.delivered
@@ -169,14 +189,16 @@ async def test_a_preempted_request_without_a_byte_gets_the_503_too(tmp_path: Pat
 async def test_keep_alives_in_a_silent_stream(tmp_path: Path, renderer, monkeypatch) -> None:
     monkeypatch.setattr("aglite.gateway.gateway.KEEPALIVE_S", 0.05)
     async with running(tmp_path, renderer, max_hold_s=0.2) as stage:
-        stage.engine.script = {"replies": [{"text": "hello big world"}], "latency_s": 0.01}
-        session = await stage.session()
-        stream = await stage.client(session).chat.completions.create(model="m", messages=SAY, stream=True)
+        stage.engine.script = {"replies": [{"text": "hello big world of many words"}], "latency_s": 0.01}
+        create = stage.client(await stage.session()).chat.completions.create
+        reply = asyncio.create_task(create(model="m", messages=SAY, stream=True))
+        await until(lambda: stage.engine.sent and stage.engine.sent[0][1])
         stage.gateway.gate.close()
         await stage.engine.preempt()
         raw = []
-        asyncio.get_running_loop().call_later(0.6, stage.engine._going.set)
-        async for line in stream.response.aiter_lines():
+        async for line in (await reply).response.aiter_lines():
             raw.append(line)
+            if raw.count(": keep-alive") >= 2 and stage.gateway.gate.closed_s() > 0.4:  # longer than max_hold_s
+                stage.engine._going.set()
         assert raw.count(": keep-alive") >= 2
         assert raw[-2] == "data: [DONE]" or raw[-1] == "data: [DONE]"
