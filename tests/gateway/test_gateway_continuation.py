@@ -237,12 +237,12 @@ def test_long_conversations_stay_cheap(renderer) -> None:
     messages = [user("start")]
     took = []
     for turn in range(200):
-        began = time.perf_counter()
+        began = time.process_time()
         plan = rollout.plan(messages)
         response = array("i", [rng.randrange(3, 500) for _ in range(500)] + [2])
         reply = assistant(f"reply {turn}")
         rollout.record(plan, response.tobytes(), reply, turn + 1, delivered=True, continuable=True)
-        took.append(time.perf_counter() - began)
+        took.append(time.process_time() - began)
         messages += [reply, user(f"more {turn}")]
     assert plan.prompt_len > 100_000
     assert sorted(took[150:])[25] < 0.02

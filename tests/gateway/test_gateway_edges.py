@@ -20,11 +20,12 @@ SAY = [{"role": "user", "content": "say hello"}]
 BODY = {"model": "m", "messages": SAY}
 
 
-def post(stage: Stage, session, body, *, path: str | None = None, **headers: str) -> httpx.Response:
+async def post(stage: Stage, session, body, *, path: str | None = None, **headers: str) -> httpx.Response:
     path = f"{session.path}/v1/chat/completions" if path is None else path
     headers = {"authorization": f"Bearer {session.token}", **headers}
     content = body if isinstance(body, bytes) else json.dumps(body)
-    return httpx.AsyncClient(timeout=10).post(f"{stage.url}{path}", content=content, headers=headers)
+    async with httpx.AsyncClient(timeout=60) as client:
+        return await client.post(f"{stage.url}{path}", content=content, headers=headers)
 
 
 async def test_a_token_opens_its_own_rollout_while_it_runs(stage: Stage) -> None:
@@ -50,7 +51,7 @@ async def test_routes(stage: Stage) -> None:
     models = await client.models.list()
     assert models.data[0].id == "tiny"
     assert (await client.models.retrieve("tiny")).id == "tiny"
-    async with httpx.AsyncClient() as http:
+    async with httpx.AsyncClient(timeout=60) as http:
         assert (await http.head(f"{stage.url}{session.path}")).status_code == 200
         assert (await http.head(f"{stage.url}/")).status_code == 200
         assert (await http.get(f"{stage.url}{session.path}/v1/chat/completions")).status_code == 405
@@ -127,7 +128,7 @@ async def test_bodies_that_are_no_request(stage: Stage) -> None:
         for _ in range(100):
             yield b" " * 100
 
-    async with httpx.AsyncClient() as http:
+    async with httpx.AsyncClient(timeout=60) as http:
         headers = {"authorization": f"Bearer {session.token}"}
         response = await http.post(f"{stage.url}/v1/chat/completions", content=endless(), headers=headers)
     assert response.status_code == 413
@@ -264,12 +265,14 @@ async def test_a_retry_after_a_broken_connection_joins(stage: Stage) -> None:
 async def test_a_declared_retry_joins_what_is_in_flight(stage: Stage) -> None:
     stage.engine.script = {"latency_s": 0.01, "length": 20}
     session = await stage.session()
+    await stage.engine.preempt()  # it must not end before the retry has joined
     first = asyncio.create_task(post(stage, session, BODY))
     await until(lambda: stage.engine.running == 1)
     second = asyncio.create_task(post(stage, session, BODY, **{"x-stainless-retry-count": "1"}))
     exchange = next(iter(session.exchanges))
     await until(lambda: exchange.joiners == 1)
     first.cancel()
+    await stage.engine.resume(0)
     response = await second
     assert response.status_code == 200
     await stage.gateway.deliveries.flush()
@@ -331,7 +334,7 @@ async def test_sampling_is_the_recipes(stage: Stage) -> None:
 
 async def test_serving_takes_anybody(stage: Stage) -> None:
     stage.gateway.serve_open = True
-    async with httpx.AsyncClient() as http:
+    async with httpx.AsyncClient(timeout=60) as http:
         url = f"{stage.url}/v1/chat/completions"
         answers = await asyncio.gather(
             *(http.post(url, json=BODY, headers={"authorization": "Bearer me"}) for _ in range(4)),
@@ -348,7 +351,7 @@ async def test_serving_takes_anybody(stage: Stage) -> None:
 async def test_serving_for_long_begins_anew(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("aglite.gateway.gateway.EXTERNAL_CALLS", 3)
     stage.gateway.serve_open = True
-    async with httpx.AsyncClient() as http:
+    async with httpx.AsyncClient(timeout=60) as http:
         for _ in range(7):
             response = await http.post(
                 f"{stage.url}/v1/chat/completions", json=BODY, headers={"authorization": "Bearer me"}

@@ -282,7 +282,7 @@ async def test_models(stage: Stage) -> None:
     assert listed[0].max_input_tokens == 4096 and listed[0].display_name == "tiny"
     assert (await client.models.retrieve("tiny")).created_at.year == 1970
     assert (await stage.client(session).models.list()).data[0].object == "model", "and OpenAI's shape for its clients"
-    async with httpx.AsyncClient() as http:
+    async with httpx.AsyncClient(timeout=60) as http:
         assert (await http.head(f"{stage.url}{session.path}")).status_code == 200
 
 

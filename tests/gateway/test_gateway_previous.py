@@ -128,7 +128,7 @@ async def test_a_response_can_be_looked_at_again(stage: Stage) -> None:
     assert refused.value.status_code == 405 and "record" in str(refused.value)
     with pytest.raises(openai.BadRequestError):
         await client.responses.retrieve(given.id, stream=True)
-    async with httpx.AsyncClient() as http:
+    async with httpx.AsyncClient(timeout=60) as http:
         url = f"{stage.url}{session.path}/v1/responses/{given.id}"
         assert (await http.get(url)).status_code == 401
         headers = {"authorization": f"Bearer {session.token}"}
@@ -159,7 +159,7 @@ async def test_a_retry_gets_the_same_response(stage: Stage) -> None:
     session = await stage.session()
     headers = {"authorization": f"Bearer {session.token}"}
     url, body = f"{stage.url}{session.path}/v1/responses", {"model": "m", "input": "a", "tools": TOOLS}
-    async with httpx.AsyncClient() as http:
+    async with httpx.AsyncClient(timeout=60) as http:
         first = await http.post(url, json=body, headers=headers)
         again = await http.post(url, json=body, headers={**headers, "x-stainless-retry-count": "1"})
     assert again.json()["id"] == first.json()["id"] and again.json()["output"] == first.json()["output"]

@@ -76,7 +76,7 @@ class Client:
 
     async def whole(self) -> bytes:
         """All that comes until the gateway closes the connection."""
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             answer = await self.reader.read()
         self.writer.close()
         return answer
@@ -169,13 +169,15 @@ async def test_two_retries_join_what_is_in_flight(stage: Stage, spoken: Spoken, 
     stage.engine.script = {"latency_s": 0.01, "length": 40}
     session = await stage.session()
     first = await Client.ask(stage, session, spoken, stream)
-    await until(lambda: stage.engine.running == 1)
+    await until(lambda: stage.engine.sent and stage.engine.sent[0][1])
+    await stage.engine.preempt()  # it must not end before they have joined
     (exchange,) = session.exchanges
     joiners = [
         await Client.ask(stage, session, spoken, stream, x_stainless_retry_count=str(number)) for number in (1, 2)
     ]
     await until(lambda: exchange.joiners == 2)
     first.reset()
+    await stage.engine.resume(0)
     for joiner in joiners:
         assert ended(await joiner.whole(), spoken, stream)
     (call,) = await rows(stage, session, 1)
@@ -226,8 +228,10 @@ async def test_best_of_n_is_sampled_n_times(stage: Stage, spoken: Spoken, stream
     """Equal requests side by side, of which one is cut off: its retry repeats that one and takes none of the others."""
     stage.engine.script = {"latency_s": 0.01, "length": 30}
     session = await stage.session()
+    await stage.engine.preempt()  # none must end before all have begun
     clients = [await Client.ask(stage, session, spoken, stream) for _ in range(4)]
     await until(lambda: stage.engine.running == 4)
+    await stage.engine.resume(0)
     clients[1].reset()
     await until(lambda: stage.engine.cancelled == 1)
     again = await Client.ask(stage, session, spoken, stream, x_stainless_retry_count="1")
@@ -267,11 +271,12 @@ async def test_a_retry_after_an_error_takes_no_other_reply(stage: Stage, spoken:
     failing = await Client.ask(stage, session, spoken, stream)
     assert b" 503 " in (await failing.whole()).split(b"\r\n")[0]
     stage.engine.failure = None
-    stage.engine.script = {"latency_s": 0.01, "length": 30}
+    await stage.engine.preempt()  # the other must not end before the retry has begun
     other = await Client.ask(stage, session, spoken, stream)
     await until(lambda: stage.engine.running == 1)
     again = await Client.ask(stage, session, spoken, stream, x_stainless_retry_count="1")
     await until(lambda: stage.engine.running == 2)
+    await stage.engine.resume(0)
     for client in (other, again):
         assert ended(await client.whole(), spoken, stream)
     assert [call.status for call in await rows(stage, session, 3)] == ["error", "ok", "ok"]

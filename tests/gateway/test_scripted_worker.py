@@ -9,6 +9,7 @@ from array import array
 from pathlib import Path
 
 import pytest
+from test_gateway_gate import until
 
 from aglite.engine.base import SamplingParams
 from aglite.engine.scripted import logprob_of
@@ -27,7 +28,7 @@ async def start(folder: Path, model_dir: Path, script: dict) -> WorkerClient:
 
 async def collect(client: WorkerClient, prompt: list[int], **params) -> tuple[list[int], list[float], list[int], str]:
     ids, logprobs, versions, reason = [], [], [], None
-    async for chunk in client.generate(prompt, SamplingParams(**{"max_tokens": 50, "stop_token_ids": (2,), **params})):
+    async for chunk in client.generate(prompt, SamplingParams(**{"max_tokens": 10, "stop_token_ids": (2,), **params})):
         ids += chunk.token_ids
         logprobs += chunk.logprobs
         versions += [chunk.version] * len(chunk.token_ids)
@@ -37,7 +38,7 @@ async def collect(client: WorkerClient, prompt: list[int], **params) -> tuple[li
 
 async def test_a_worker_without_a_model(tmp_path: Path, model_dir: Path, renderer) -> None:
     client = await start(
-        tmp_path, model_dir, {"replies": [{"match": "hello", "text": "hi there"}], "latency_s": 0.01, "length": 20}
+        tmp_path, model_dir, {"replies": [{"match": "hello", "text": "hi there"}], "latency_s": 0.03, "length": 240}
     )
     try:
         assert client.info.context_length == 256 and client.info.kind == "scripted"
@@ -52,14 +53,23 @@ async def test_a_worker_without_a_model(tmp_path: Path, model_dir: Path, rendere
         with pytest.raises(EngineError, match="does not fit"):
             await collect(client, list(range(300)))
 
-        running = asyncio.create_task(collect(client, [7, 8]))
-        await asyncio.sleep(0.08)
+        versions = []
+
+        async def read() -> None:
+            async for chunk in client.generate([7, 8], SamplingParams(max_tokens=240)):
+                versions.append(chunk.version)
+
+        reading = asyncio.create_task(read())  # for seconds, so that it is preempted in the middle
+        await until(lambda: versions)
         await client.preempt()
+        held = len(versions)
         await asyncio.sleep(0.1)
-        assert not running.done()
+        assert len(versions) == held and not reading.done()
         await client.resume(3)
-        _, _, versions, _ = await running
-        assert set(versions) == {0, 3}
+        await until(lambda: len(versions) > held)
+        assert set(versions[:held]) == {0} and set(versions[held:]) == {3}
+        reading.cancel()
+        await asyncio.wait({reading})
         assert (await client.stats()).running == 0
     finally:
         await client.stop()
