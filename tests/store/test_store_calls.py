@@ -234,11 +234,11 @@ async def test_a_thousand_turns(store: Store) -> None:
             a_call(prompt=[turn] * 4, response=[turn], new_messages=said, reply_message=reply, started_at=turn, **base)
         )
         base = {"base_id": call_id, "base_len": 5 * (turn + 1), "base_messages": 2 * (turn + 1)}
-    started = time.perf_counter()
+    started = time.process_time()
     last = store.calls("r-1")[-1]
     messages = store.messages(last)
     assert store.conversations("r-1")[last.id][0] == messages
-    assert time.perf_counter() - started < 2
+    assert time.process_time() - started < 2
     assert last.prompt_ids.tolist() == [turn for turn in range(1000) for _ in range(5)][:-1]
     assert len(messages) == 1999
     assert [m["content"] for m in messages[-3:]] == ["turn 998", "reply 998", "turn 999"]

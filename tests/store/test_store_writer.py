@@ -135,6 +135,9 @@ async def test_writes_wait_for_room_if_they_are_to(tmp_path: Path) -> None:
 
     await writer.write(put(100))
     waiting = [asyncio.create_task(writer.write(put(size))) for size in (10**6, 200)]
+    async with asyncio.timeout(60):
+        while not said:  # noqa: ASYNC110 (it has no event for it)
+            await asyncio.sleep(0.01)
     await asyncio.sleep(1.2)
     assert said == [True] and not any(task.done() for task in waiting), "the later one waits its turn"
     connection.execute("PRAGMA max_page_count = 100000")
@@ -248,8 +251,10 @@ def test_every_acknowledged_call_survives_sigkill(tmp_path: Path, round: int) ->
         [sys.executable, "-c", WRITE_UNTIL_KILLED, str(path), str(Path(__file__).parent)], stdout=subprocess.PIPE
     )
     assert child.stdout is not None
-    first = child.stdout.readline()  # it is at work
-    time.sleep(0.3 + random.Random(round).random() * 0.5)
+    first = b""
+    while b"r-0 9 " not in first:  # it is at work
+        first += child.stdout.readline()
+    time.sleep(0.1 + random.Random(round).random() * 0.5)
     child.send_signal(signal.SIGKILL)
     lines = [line.split() for line in (first + child.stdout.read()).decode().splitlines()]
     child.wait()

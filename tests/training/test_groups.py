@@ -126,7 +126,7 @@ async def test_a_group_waits_for_the_one_that_makes_good_a_lost_one(store, monke
     launcher = OneLost()
     groups = Groups(store, launcher, RECIPE, smallest=2)
     group = await groups.start(TASK, "train", 2, version=0)
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         await groups.changed.wait()
     await groups.drain()
     assert len(launcher.launched) == 3 and len(group.rewards()) == 2 and list(groups.complete) == [group]
@@ -162,7 +162,8 @@ async def test_the_end_of_the_run_drops_no_group(store):
 class ByHand:
     """A launcher whose rollouts end when the test says so."""
 
-    def __init__(self):
+    def __init__(self, store):
+        self.store = store
         self.submitted = []
         self.ends = {}
 
@@ -177,12 +178,13 @@ class ByHand:
 
     async def end(self, rollout_id, state, reward=None, cause=""):
         self.ends[rollout_id].set_result(Outcome(state, cause, reward))
-        for _ in range(20):
-            await asyncio.sleep(0.005)
+        for _ in range(10):  # the store writes in order: what the group had handed in is written after this
+            await asyncio.sleep(0.001)
+            await self.store.set_meta("after", rollout_id)
 
 
 async def test_a_rollout_is_retried_while_its_group_is_open(store):
-    launcher = ByHand()
+    launcher = ByHand(store)
     groups = Groups(store, launcher, RECIPE, smallest=2)
     group = await groups.start(TASK, "train", 2, version=0, seed=70)
     first, second = group.members
@@ -206,7 +208,7 @@ async def test_a_rollout_is_retried_while_its_group_is_open(store):
 async def completed(store, rewards, **algorithm):
     """Groups with these rewards, all complete."""
     settings = RECIPE.model_copy(update={"algorithm": RECIPE.algorithm.model_copy(update=algorithm)})
-    launcher = ByHand()
+    launcher = ByHand(store)
     groups = Groups(store, launcher, settings, smallest=2)
     for each in rewards:
         group = await groups.start(TASK, "train", len(each), version=0)
@@ -257,7 +259,7 @@ async def test_an_evaluation_whose_rollouts_all_fail_does_not_wait_for_the_last_
     tasks = [{**TASK, "id": f"t{number}"} for number in range(12)]
     evaluation = Evaluation(store, AllButOneFail(), RECIPE, tasks)
     with pytest.raises(AgliteError, match="all failed by infrastructure: launch: no room"):
-        await asyncio.wait_for(evaluation.run(step=0, version=0), 20)
+        await asyncio.wait_for(evaluation.run(step=0, version=0), 60)
     assert [row["state"] for row in store.evaluations()] == ["abandoned"]
 
 
@@ -265,7 +267,7 @@ async def test_a_group_that_goes_on_short_is_logged(store):
     groups, group, _ = await restored(store, [("done", ""), ("done", ""), ("error", "launch: x")], refills=1)
     assert list(groups.complete) == [group] and not store.events()
     settings = RECIPE.model_copy(update={"algorithm": RECIPE.algorithm.model_copy(update={"max_refills": 0})})
-    launcher = ByHand()
+    launcher = ByHand(store)
     others = Groups(store, launcher, settings, smallest=2)
     short = await others.start(TASK, "train", 3, version=0)
     for rollout_id, state in zip(list(short.members), ("done", "error", "done"), strict=True):

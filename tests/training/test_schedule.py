@@ -40,7 +40,8 @@ def test_the_loss_does_not_depend_on_the_split(given_plan: tuple[list[int], int]
     for limit in (budget, budget * 3):
         plan = plan_micro_batches(lengths, limit)
         summed = sum(sum(sum(tokens[index]) for index in batch) for batch in plan)
-        assert summed == pytest.approx(whole, rel=1e-12, abs=1e-12)
+        # 12,000 numbers below 1 at most: rounding of their sums comes to less than 12,000 * 12,000 * 2**-53
+        assert summed == pytest.approx(whole, rel=0, abs=1e-7)
 
 
 def test_known_plans() -> None:
@@ -70,9 +71,9 @@ def test_a_longer_sample_goes_alone_where_that_is_allowed() -> None:
 def test_a_large_step_is_planned_quickly() -> None:
     noise = random.Random(1)
     lengths = [min(8192, int(noise.lognormvariate(7, 1))) + 1 for _ in range(5000)]
-    started = time.perf_counter()
+    started = time.process_time()
     plan = plan_micro_batches(lengths, 16384)
-    assert time.perf_counter() - started < 2
+    assert time.process_time() - started < 2
     assert len(plan) <= 1.05 * sum(lengths) / 16384 + 1
 
 
