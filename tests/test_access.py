@@ -13,7 +13,7 @@ from types import SimpleNamespace
 import httpx
 import openai
 import pytest
-from mini_run import AGENT, INTERRUPT, MiniRun
+from mini_run import INTERRUPT, MiniRun, held
 from staging import Stage, running
 from tiny import tiny_model
 
@@ -104,9 +104,9 @@ def test_https_for_agents_elsewhere(certificate: Certificate, tmp_path: Path) ->
     stream = client.chat.completions.create(model="m", messages=messages, max_tokens=5, stream=True)
     assert [chunk.choices[0].finish_reason for chunk in stream][-1] is not None
     with pytest.raises(httpx.ConnectError, match="CERTIFICATE_VERIFY_FAILED"):
-        httpx.get(f"{base}/v1/models")
+        httpx.get(f"{base}/v1/models", timeout=60)
     with pytest.raises(httpx.TransportError):  # nobody speaks plain HTTP there
-        httpx.get(f"{base.replace('https', 'http')}/v1/models")
+        httpx.get(f"{base.replace('https', 'http')}/v1/models", timeout=60)
     control = json.loads(run.run_dir.control.read_text())
     assert control["url"].startswith("http://127.0.0.1:")
     assert run.run_dir.control.stat().st_mode & 0o777 == 0o600
@@ -122,7 +122,7 @@ def test_agents_here_need_no_certificate_and_others_get_the_public_address(
     public = "https://gpu.example.org:8443/aglite"
     run = MiniRun(
         tmp_path,
-        program='import os\nprint(os.environ["OPENAI_BASE_URL"])\n' + AGENT,
+        program='import os\nprint(os.environ["OPENAI_BASE_URL"])\n' + held(tmp_path / "go"),
         trainer={"steps": 1},
         evaluation={"tasks": 1, "before": False},
         gateway={"tls": tls, "public_url": public},
@@ -131,6 +131,7 @@ def test_agents_here_need_no_certificate_and_others_get_the_public_address(
     run.until(lambda store: store.phases() and store.phases()[-1]["phase"] == "rollout")
     opened = ControlClient(run.run_dir).post("rollouts", {"task": {"question": "hi"}})
     assert opened["base_url"] == f"{public}/rollouts/{opened['rollout_id']}"
+    run.go()
     code, output = run.wait()
     assert code == 0, output
     store = run.store()
@@ -163,7 +164,7 @@ async def send(stage: Stage, *parts: bytes | float) -> bytes:
                 await writer.drain()
             else:
                 await asyncio.sleep(part)
-        return await asyncio.wait_for(reader.read(), 10)
+        return await asyncio.wait_for(reader.read(), 60)
     finally:
         writer.close()
 
@@ -212,12 +213,14 @@ def test_the_control_api_limits_bodies_before_it_reads_them(tmp_path: Path) -> N
             f"{control['url']}/api/rollouts",
             content=(b" " * 2**20 for _ in range(17)),
             headers={"authorization": f"Bearer {token}", "content-type": "application/json"},
+            timeout=120,
         )
         assert answer.status_code == status and "longer than" in answer.json()["detail"]
     host, port = control["url"].removeprefix("http://").split(":")
     assert host == "127.0.0.1"
     with socket.socket() as probe:  # another address of loopback is not listened on either
         assert probe.connect_ex(("127.0.0.2", int(port))) != 0
-    assert httpx.get(f"{control['url']}/api/status", headers={"authorization": "Bearer é".encode()}).status_code == 401
+    unknown = httpx.get(f"{control['url']}/api/status", headers={"authorization": "Bearer é".encode()}, timeout=60)
+    assert unknown.status_code == 401
     run.signal(INTERRUPT)
     run.wait()

@@ -36,7 +36,7 @@ def dead_pid() -> int:
 
 def reason(run_dir: RunDir) -> str:
     with pytest.raises(ControlError) as caught:
-        ControlClient(run_dir, timeout=2).status()
+        ControlClient(run_dir, timeout=60).status()
     assert isinstance(caught.value, AgliteError) and caught.value.mend
     return caught.value.reason
 

@@ -26,7 +26,7 @@ def api(tmp_path_factory):
         headers = {"Authorization": f"Bearer {control['token']}", "Content-Type": "application/json", **headers}
         request = urllib.request.Request(control["url"] + path, body, headers, method=method)
         try:
-            with urllib.request.urlopen(request, timeout=20) as response:
+            with urllib.request.urlopen(request, timeout=120) as response:
                 return response.status, response.read()
         except urllib.error.HTTPError as error:
             return error.code, error.read()
@@ -118,7 +118,7 @@ def test_killed_and_retried(tmp_path):
         evaluation={"before": False},
     )
     run.start()
-    run.until(lambda store: store.counts_by_state()["running"] == 1)
+    run.until(lambda store: (counts := store.counts_by_state())["running"] == counts["queued"] == 1)
     (running,) = run.store().rollouts(state="running")
     (waiting,) = run.store().rollouts(state="queued")
     client = ControlClient(run.run_dir)
@@ -152,7 +152,7 @@ def test_a_run_whose_numbers_are_none_any_more_is_told_all_the_same(tmp_path):
 
     def get(path):
         request = urllib.request.Request(control["url"] + path, headers={"Authorization": f"Bearer {control['token']}"})
-        with urllib.request.urlopen(request, timeout=20) as response:
+        with urllib.request.urlopen(request, timeout=120) as response:
             return json.load(response, parse_constant=pytest.fail)
 
     steps = get("/api/steps")

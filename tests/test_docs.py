@@ -70,7 +70,7 @@ def run(tmp_path_factory):
 def test_the_example_of_an_external_rollout(run):
     page = PAGES["control-api.md"]
     block = re.search(r"<!-- this block is run by .*? -->\n```bash\n(.*?)```", page, re.DOTALL)[1]
-    done = subprocess.run(["bash", "-euc", block], cwd=run.folder, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(["bash", "-euc", block], cwd=run.folder, capture_output=True, text=True, timeout=240)
     assert done.returncode == 0, done.stderr
     rollout = run.store().rollouts()[0]
     assert (rollout["state"], rollout["reward"], rollout["breakdown"]) == ("done", 0.7, {"rhyme": 0.7})

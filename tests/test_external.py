@@ -24,7 +24,7 @@ class Api:
             headers={"Authorization": f"Bearer {token or self.token}", "Content-Type": "application/json"},
         )
         try:
-            with urllib.request.urlopen(request, timeout=20) as response:
+            with urllib.request.urlopen(request, timeout=120) as response:
                 return response.status, json.loads(response.read())
         except urllib.error.HTTPError as error:
             return error.code, json.loads(error.read())
@@ -119,7 +119,7 @@ def test_status_metrics_and_events(run):
     text = urllib.request.urlopen(request).read().decode()
     assert 'aglite_phase{phase="rollout"} 1' in text and "aglite_policy_version 0" in text
     request = urllib.request.Request(f"{api.url}/api/events?after=0", headers={"Authorization": f"Bearer {api.token}"})
-    with urllib.request.urlopen(request, timeout=10) as stream:
+    with urllib.request.urlopen(request, timeout=120) as stream:
         lines = iter(lambda: stream.readline().decode(), "")
         assert next(line for line in lines if line.startswith("id: ")) == "id: 1\n"
         data = next(line for line in lines if line.startswith("data: "))

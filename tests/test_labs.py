@@ -30,7 +30,7 @@ def here():
 def model(tmp_path_factory):
     """The labs' model after two updates of its warm-up."""
     folder = tmp_path_factory.mktemp("labs") / "model"
-    subprocess.run([sys.executable, str(LABS / "warm.py"), str(folder), "2"], check=True, timeout=120)
+    subprocess.run([sys.executable, str(LABS / "warm.py"), str(folder), "2"], check=True, timeout=280)
     return folder
 
 
@@ -90,7 +90,7 @@ def mini(name, model, folder, script, *options):
     }
     command = [sys.executable, str(LABS / f"{name}.py"), "--mini", "--runs", str(folder), "--at-once", "4", *options]
     done = subprocess.run(
-        [*command, "--set", "trainer.min_free_disk_mb=0"], env=environment, capture_output=True, text=True, timeout=120
+        [*command, "--set", "trainer.min_free_disk_mb=0"], env=environment, capture_output=True, text=True, timeout=280
     )
     assert done.returncode == 0, done.stdout + done.stderr
     assert "<svg" in (folder / f"{name}.svg").read_text()[:2000]

@@ -34,12 +34,12 @@ def test_what_it_writes_is_trained(tmp_path: Path) -> None:
     made = here.aglite("init", "mine", "--model", str(model))
     assert made.returncode == 0, made.stderr
     assert "aglite run mine --task hot" in made.stdout and "aglite up mine" in made.stdout
-    tried = here.aglite("run", "mine", "--task", "hot", "--set", "engine.threads=1", timeout=120)
+    tried = here.aglite("run", "mine", "--task", "hot", "--set", "engine.threads=1", timeout=280)
     assert tried.returncode == 0, tried.stdout + tried.stderr
     assert "What is the opposite of hot?" in tried.stdout
     settings = ("trainer.steps=1", "algorithm.group_size=2", "evaluation.tasks=2", "evaluation.rollouts_per_task=1")
     sets = [word for setting in (*settings, "engine.threads=1") for word in ("--set", setting)]
-    trained = here.aglite("up", "mine", "--headless", *sets, timeout=200)
+    trained = here.aglite("up", "mine", "--headless", *sets, timeout=280)
     assert trained.returncode == 0, trained.stdout + trained.stderr
     store = Store.open(tmp_path / "runs" / "mine" / "aglite.db", readonly=True)
     (step,) = store.steps()

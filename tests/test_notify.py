@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -151,12 +152,15 @@ def test_a_command_is_told_of_a_run_that_stands_still_and_of_its_stop(tmp_path: 
     run.start()
     run.until(lambda _: told.exists() and told.read_text().endswith("\n"))
     run.until(lambda store: notes(run))
-    assert json.loads(told.read_text())[:2] == ["stalled", "stalled"]
-    assert "stands still" in json.loads(told.read_text())[2] and "nothing has moved for 0:0" in told.read_text()
+    # a slow machine may have stood still once before, while it started
+    event, named, text = json.loads(told.read_text().splitlines()[-1])
+    assert event == named == "stalled"
+    assert "stands still" in text and re.search(r"nothing has moved for \d+:\d\d", text)
     run.signal(INTERRUPT)
     code, output = run.wait()
     assert code == 130, output
-    assert [json.loads(line)[0] for line in told.read_text().splitlines()] == ["stalled", "stopped"]
+    *before, last = [json.loads(line)[0] for line in told.read_text().splitlines()]
+    assert set(before) == {"stalled"} and last == "stopped"
     assert run.gone()
 
 

@@ -115,7 +115,7 @@ def on_terminal(run: MiniRun, columns: int, *arguments: str) -> tuple[int, str]:
     os.close(theirs)
     written = b""
     while True:
-        if not select.select([ours], [], [], 120)[0]:
+        if not select.select([ours], [], [], 240)[0]:
             process.kill()
             raise AssertionError(written.decode(errors="replace"))
         try:
@@ -126,7 +126,7 @@ def on_terminal(run: MiniRun, columns: int, *arguments: str) -> tuple[int, str]:
             break
         written += data
     os.close(ours)
-    return process.wait(60), written.decode(errors="replace")
+    return process.wait(120), written.decode(errors="replace")
 
 
 @pytest.mark.parametrize("columns", [100, 40])
@@ -151,7 +151,7 @@ def test_a_reader_that_goes_away_does_not_end_the_run(tmp_path: Any) -> None:
         text=True,
         env=run.environment,
         cwd=run.folder,
-        timeout=90,
+        timeout=240,
     )
     assert len(done.stdout.splitlines()) == 1 and done.stderr == ""
     assert [row["step"] for row in run.store().steps()] == [1, 2]

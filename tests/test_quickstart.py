@@ -86,7 +86,7 @@ def clone(tmp_path):
                 },
                 capture_output=True,
                 text=True,
-                timeout=60,
+                timeout=240,
             )
 
         def fails(self, *arguments, **environment):

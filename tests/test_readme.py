@@ -61,6 +61,6 @@ def test_the_example_agent_and_grader(reply, reward, tmp_path):
             "OPENAI_API_KEY": "secret",
             "AGLITE_TASK_FILE": str(tmp_path / "task.json"),
         }
-        subprocess.run([sys.executable, EXAMPLE / "agent.py"], cwd=tmp_path, env=environment, check=True, timeout=60)
+        subprocess.run([sys.executable, EXAMPLE / "agent.py"], cwd=tmp_path, env=environment, check=True, timeout=240)
     assert "opposite of hot" in server.requests[0]["messages"][-1]["content"]
     assert load(EXAMPLE / "grade.py").grade(task, {}, tmp_path) == reward

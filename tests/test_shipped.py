@@ -45,7 +45,7 @@ def test_an_installed_aglite_finds_the_recipes(wheel: Path, tmp_path: Path) -> N
 
     def aglite(*arguments: str) -> subprocess.CompletedProcess[str]:
         command = [sys.executable, "-m", "aglite", *arguments]
-        return subprocess.run(command, capture_output=True, text=True, cwd=here, env=environment, timeout=60)
+        return subprocess.run(command, capture_output=True, text=True, cwd=here, env=environment, timeout=240)
 
     listed = aglite("up")
     assert listed.returncode == 2, listed.stdout + listed.stderr

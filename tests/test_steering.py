@@ -159,13 +159,13 @@ while mine and not go.exists(): time.sleep(0.05)
 
 
 def test_a_drain_ends_when_somebody_cannot_wait(tmp_path):
-    """One group is complete, the other has replies under way that take more than a minute."""
+    """One group is complete, the other has replies under way that take minutes."""
     run = MiniRun(
         tmp_path,
         program=SLOW,
-        script={"length": 1500, "latency_s": 0.05},
+        script={"length": 1500, "latency_s": 0.2},
         gateway={"close": "drain", "drain_timeout_s": 600},
-        agent={"env": {"PLACE": str(tmp_path)}, "limits": {"wall_s": 300}},
+        agent={"env": {"PLACE": str(tmp_path)}, "limits": {"wall_s": 600}},
         algorithm={"groups_per_step": 1, "groups_in_flight": 2},
         evaluation={"before": False},
         trainer={"steps": 2},
@@ -183,7 +183,7 @@ def test_a_drain_ends_when_somebody_cannot_wait(tmp_path):
     client.post("preempt")
     run.until(lambda store: store.steps())
     (drain,) = [row for row in run.store().phases() if row["phase"] == "draining"]
-    assert drain["finished_at"] - drain["started_at"] < 40
+    assert drain["finished_at"] - drain["started_at"] < 150
     client.post("stop", {"now": True})
     run.wait()
 
@@ -191,16 +191,19 @@ def test_a_drain_ends_when_somebody_cannot_wait(tmp_path):
 def test_what_is_there_to_read(tmp_path):
     run, client = waiting(tmp_path, algorithm={"groups_per_step": 1, "groups_in_flight": 1})
     row = running(run, 2)[0]
-    sandboxes = {each["rollout_id"]: each for each in client.sandboxes()}
-    place = sandboxes[row["id"]]
-    assert place["state"] == "running" and not place["leaked"]
-    assert place["processes"] >= 1 and place["memory"] > 1_000_000
+
+    def sandbox():
+        return next(each for each in client.sandboxes() if each["rollout_id"] == row["id"])
+
+    run.until(lambda _: sandbox()["memory"] > 1_000_000)  # it has only just been started
+    place = sandbox()
+    assert place["state"] == "running" and not place["leaked"] and place["processes"] >= 1
     recipe = {each["key"]: each for each in client.recipe()}
     assert recipe["trainer.steps"] | {"meaning": ""} == {
         "key": "trainer.steps", "value": 1, "default": 10, "differs": True, "meaning": "",
     }  # fmt: skip
     assert not recipe["trainer.lr"]["differs"] and "AdamW" in recipe["trainer.lr"]["meaning"]
-    assert recipe["agent.limits.wall_s"]["value"] == 30
+    assert recipe["agent.limits.wall_s"]["value"] == run.recipe["agent"]["limits"]["wall_s"]
     phases = client.status()["phases"]
     assert phases[0]["phase"] == "starting" and phases[-1]["finished_at"] is None
     (tmp_path / "go").touch()
@@ -233,7 +236,7 @@ def test_what_outlived_its_rollout_is_shown_and_ended(tmp_path):
         assert [(each["rollout_id"], each["pid"]) for each in left] == [("r-gone", stray.pid)]
         assert row["id"] not in [each["rollout_id"] for each in left]
         client.post("rollouts/r-gone/kill")
-        assert stray.wait(10) != 0
+        assert stray.wait(60) != 0
         assert not any(each["leaked"] for each in client.sandboxes())
     finally:
         stray.kill()

@@ -96,7 +96,7 @@ def test_serve_answers_any_client_and_records_it(run):
         assert control["pid"] == server.pid
     finally:
         os.kill(server.pid, signal.SIGINT)
-        assert server.wait(20) == 130
+        assert server.wait(120) == 130
     store = Store.open(where / "aglite.db", readonly=True)
     (rollout,) = store.rollouts()
     (call,) = store.calls(rollout["id"])

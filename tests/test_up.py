@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 
 import pytest
-from mini_run import INTERRUPT, MiniRun
+from mini_run import INTERRUPT, MiniRun, held
 
 from aglite.client import ControlClient
 from aglite.store import Store
@@ -36,7 +36,7 @@ def untangled(store: Store) -> None:
 
 
 def test_a_run_from_start_to_end(tmp_path):
-    run = MiniRun(tmp_path)
+    run = MiniRun(tmp_path, held_step=2)
     run.start()
     run.until(lambda store: live_steps(store))
     control = json.loads(run.run_dir.control.read_text())
@@ -44,6 +44,7 @@ def test_a_run_from_start_to_end(tmp_path):
     assert stat.S_IMODE(os.stat(run.run_dir.control).st_mode) == 0o600
     status = run.json("status", "--dir", str(run.run_dir.path))
     assert status["steps"] == 3 and status["run"] == "mini"
+    run.go()
     code, output = run.wait()
     assert code == 0, output
     assert "before" in output and "after" in output and "checkpoints/step-3" in output
@@ -93,10 +94,11 @@ def test_more_steps_after_the_end(tmp_path):
 
 
 def test_interrupted_and_gone_on_with(tmp_path):
-    run = MiniRun(tmp_path, trainer={"steps": 6}, script={"latency_s": 0.05})
+    run = MiniRun(tmp_path, trainer={"steps": 6}, script={"latency_s": 0.05}, held_step=4)
     run.start()
     run.until(lambda store: len(live_steps(store)) >= 2 and store.counts_by_state()["running"])
     run.signal(INTERRUPT)
+    run.go()
     code, output = run.wait()
     assert code == 130, output
     assert "stopping: waiting for" in output and "stopped after step" in output
@@ -127,10 +129,11 @@ def test_interrupted_and_gone_on_with(tmp_path):
 def test_killed_and_gone_on_with(tmp_path):
     trainer = {"steps": 4, "checkpoint_every": 2, "lr": 0.1, "lr_schedule": "linear", "warmup_steps": 1}
     # sync: in async, steps 2 and 3 may be made by one update
-    run = MiniRun(tmp_path, trainer=trainer, algorithm={"mode": "sync"}, script={"latency_s": 0.02})
+    run = MiniRun(tmp_path, trainer=trainer, algorithm={"mode": "sync"}, script={"latency_s": 0.02}, held_step=4)
     run.start()
     run.until(lambda store: 3 in live_steps(store))
     run.kill()
+    run.go()
     assert run.gone(), run.leftovers()
     code, output = run.up()
     assert code == 0, output
@@ -158,10 +161,11 @@ def test_no_checkpoint_is_passed_by_when_an_update_makes_several_steps(tmp_path)
 
 
 def test_killed_before_the_first_checkpoint(tmp_path):
-    run = MiniRun(tmp_path, trainer={"steps": 2, "checkpoint_every": 9})
+    run = MiniRun(tmp_path, trainer={"steps": 2, "checkpoint_every": 9}, held_step=1)
     run.start()
     run.until(lambda store: store.counts_by_state("train")["running"])
     run.kill()
+    run.go()
     code, output = run.up()
     assert code == 0, output
     assert live_steps(run.store()) == [1, 2]
@@ -170,16 +174,17 @@ def test_killed_before_the_first_checkpoint(tmp_path):
 
 
 def test_second_interrupt_stops_at_once(tmp_path):
-    run = MiniRun(tmp_path, script={"train_s": 30})
+    run = MiniRun(tmp_path, held_step=1)  # and nobody calls `go`
     run.start()
     run.until(lambda store: store.phases()[-1]["phase"] == "training" if store.phases() else False)
     run.signal(INTERRUPT)
-    time.sleep(0.5)
+    while "stopping: waiting for" not in (line := run.process.stdout.readline()):
+        assert line, "it ended"
     began = time.monotonic()
     run.signal(INTERRUPT)
     code, output = run.wait()
     assert code == 130, output
-    assert time.monotonic() - began < 10
+    assert time.monotonic() - began < 60
     assert run.gone()
 
 
@@ -203,7 +208,7 @@ def test_another_recipe_is_another_run(tmp_path):
 
 
 def test_second_up_on_the_same_directory(tmp_path):
-    run = MiniRun(tmp_path, trainer={"steps": 50})
+    run = MiniRun(tmp_path, trainer={"steps": 500})
     run.start()
     run.until(lambda store: store.counts_by_state()["running"])
     first = run.process
@@ -229,16 +234,17 @@ def test_missing_model(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("grade", "expected"),
+    ("grade", "timeout_s", "expected"),
     [
-        ("def grade(task, rollout, workdir):\n    raise KeyError('oops')\n", "oops"),
-        ("def grade(task, rollout, workdir):\n    return float('nan')\n", "nan"),
-        ("import time\ndef grade(task, rollout, workdir):\n    time.sleep(60)\n", "within 1 s"),
+        ("def grade(task, rollout, workdir):\n    raise KeyError('oops')\n", 60, "oops"),
+        ("def grade(task, rollout, workdir):\n    return float('nan')\n", 60, "nan"),
+        ("import time\ndef grade(task, rollout, workdir):\n    time.sleep(600)\n", 1, "within 1 s"),
     ],
     ids=["raises", "nan", "hangs"],
 )
-def test_a_grader_that_never_works_ends_the_run_with_its_cause(tmp_path, grade, expected):
-    run = MiniRun(tmp_path, grade=grade, reward={"timeout_s": 1}, agent={"attempts": 1}, evaluation={"before": False})
+def test_a_grader_that_never_works_ends_the_run_with_its_cause(tmp_path, grade, timeout_s, expected):
+    reward = {"timeout_s": timeout_s}
+    run = MiniRun(tmp_path, grade=grade, reward=reward, agent={"attempts": 1}, evaluation={"before": False})
     code, output = run.up()
     assert code == 1, output
     assert "grader" in output and expected in output.lower() and "Traceback" not in output.split("aglite:")[-1]
@@ -247,12 +253,16 @@ def test_a_grader_that_never_works_ends_the_run_with_its_cause(tmp_path, grade, 
     assert store.counts_by_state()["error"] >= 8 and not store.steps()
 
 
-@pytest.mark.parametrize(("phase", "steps"), [("rollout", [1]), ("training", [1]), ("evaluating", [1, 2])])
-def test_a_worker_that_dies_is_replaced(tmp_path, phase, steps):
+@pytest.mark.parametrize(
+    ("phase", "steps", "begun"), [("rollout", [1], 4), ("training", [1], 8), ("evaluating", [1, 2], 8)]
+)
+def test_a_worker_that_dies_is_replaced(tmp_path, phase, steps, begun):
     """Killed while agents run, in the middle of an update, while the policy is evaluated: the run goes back to its last
     checkpoint, of step 1, by itself, and what it trains fits together."""
     run = MiniRun(
         tmp_path,
+        program=held(tmp_path / "go", after=begun),
+        held_step=2 if phase == "training" else None,
         algorithm={"mode": "sync"},
         trainer={"steps": 3},
         evaluation={"before": False, "every": 2 if phase == "evaluating" else 0},
@@ -261,6 +271,7 @@ def test_a_worker_that_dies_is_replaced(tmp_path, phase, steps):
     run.start()
     run.until(lambda store: live_steps(store) == steps and store.checkpoints() and store.phases(1)[0]["phase"] == phase)
     os.kill(worker_of(run), 9)
+    run.go()
     code, output = run.wait()
     assert code == 0, output
     assert "killed by SIGKILL" in output and "try 1 of 2" in output and "going on from step-1" in output
@@ -271,13 +282,13 @@ def test_a_worker_that_dies_is_replaced(tmp_path, phase, steps):
 
 
 def test_a_worker_that_dies_again_and_again_ends_the_run(tmp_path):
-    run = MiniRun(tmp_path, trainer={"steps": 3, "checkpoint_every": 3}, script={"latency_s": 0.02})
+    run = MiniRun(tmp_path, trainer={"steps": 3, "checkpoint_every": 3}, script={"latency_s": 0.02}, held_step=1)
     run.start()
     killed = {None}
 
     def serves_anew(store):
         phases = store.phases(1)
-        return phases and phases[0]["phase"] in ("rollout", "evaluating") and worker_of(run) not in killed
+        return phases and phases[0]["phase"] in ("rollout", "evaluating", "training") and worker_of(run) not in killed
 
     for _ in range(3):
         run.until(serves_anew)
@@ -286,6 +297,7 @@ def test_a_worker_that_dies_again_and_again_ends_the_run(tmp_path):
     code, output = run.wait()
     assert code == 1 and "SIGKILL" in output and "model worker" in output and "try 2 of 2" in output
     assert run.gone()
+    run.go()
     assert run.up()[0] == 0
     untangled(run.store())
 
@@ -301,14 +313,16 @@ def test_an_error_at_the_start_is_said_once(tmp_path):
 
 
 def test_a_worker_that_hangs_is_said_so(tmp_path):
-    run = MiniRun(tmp_path, trainer={"steps": 1}, script={"latency_s": 0.3}, evaluation={"before": False})
+    program = held(tmp_path / "go")
+    run = MiniRun(tmp_path, program=program, trainer={"steps": 1}, evaluation={"before": False})
     run.start()
     run.until(lambda store: store.counts_by_state()["running"])
     os.kill(worker_of(run), signal.SIGSTOP)
     client, words = ControlClient(run.run_dir), "no sign of life for"
-    run.until(lambda store: words in client.status()["message"], timeout=15)
+    run.until(lambda store: words in client.status()["message"])
     os.kill(worker_of(run), signal.SIGCONT)
-    run.until(lambda store: words not in client.status()["message"], timeout=15)
+    run.until(lambda store: words not in client.status()["message"])
+    run.go()
     assert run.wait()[0] == 0
 
 
@@ -326,16 +340,14 @@ def is_worker(pid: str, run: MiniRun) -> bool:
 
 
 def test_pause_holds_and_resume_goes_on(tmp_path):
-    run = MiniRun(tmp_path, trainer={"steps": 40}, script={"latency_s": 0.02})
+    run = MiniRun(tmp_path, trainer={"steps": 500}, script={"latency_s": 0.02})
     run.start()
     run.until(lambda store: live_steps(store))
     where = ("--dir", str(run.run_dir.path))
     assert run.aglite("pause", *where).returncode == 0
     run.until(lambda store: store.phases()[-1]["phase"] == "paused")
-    time.sleep(1)  # a call that was answered already may still be written down
-    calls = sum(row["calls"] for row in run.store().rollouts())
-    time.sleep(1)
-    assert sum(row["calls"] for row in run.store().rollouts()) == calls
+    calls = run.calls_at_rest()
+    assert run.calls_at_rest() == calls and run.store().phases()[-1]["phase"] == "paused"
     steps = len(live_steps(run.store()))
     assert run.aglite("resume", *where).returncode == 0
     run.until(lambda store: len(live_steps(store)) > steps)

@@ -2,6 +2,8 @@
 
 from mini_run import MiniRun
 
+from aglite.client import ControlClient
+
 
 def test_a_member_lost_to_infrastructure_is_made_good(tmp_path):
     """The grader cannot reach what it needs for one rollout of the first group."""
@@ -34,7 +36,7 @@ def grade(task, rollout, workdir):
 
 
 def test_a_machine_that_cannot_launch_for_a_while_burns_no_groups(tmp_path):
-    run = MiniRun(tmp_path, evaluation={"before": False}, trainer={"steps": 3}, script={"latency_s": 0.02})
+    run = MiniRun(tmp_path, evaluation={"before": False}, trainer={"steps": 500}, script={"latency_s": 0.02})
     run.start()
     run.until(lambda store: store.steps())
     scratch = run.run_dir.scratch
@@ -44,6 +46,9 @@ def test_a_machine_that_cannot_launch_for_a_while_burns_no_groups(tmp_path):
     assert status and "launching is paused" in run.aglite("status", "--dir", str(run.run_dir.path)).stdout
     scratch.unlink()
     scratch.mkdir()
+    steps = len(run.store().steps())
+    run.until(lambda store: len(store.steps()) >= steps + 2)
+    ControlClient(run.run_dir).post("stop", {"after_step": True})
     code, output = run.wait()
     assert code == 0, output
     assert "warning: launching is paused" in output and "launching goes on" in output

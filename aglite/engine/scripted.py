@@ -13,6 +13,7 @@ A script is JSON; all of it is optional:
      "prefill_s": 0.0,          seconds before the first token
      "length": 12,              tokens of a made-up reply, which depends on the prompt and the seed alone
      "train_s": 0.0,            seconds of a training step
+     "train_waits": {"2": "FILE"},   the second training step of this process ends only when FILE is there
      "train": [{...}, ...],     what each training step reports instead, the last entry for all further ones
      "record": "FILE",          a file to which the name of each call is appended
      "memory_full": false}      whether weights can be exported into /dev/shm
@@ -167,6 +168,9 @@ class ScriptedWorker:
         """Metrics of a step that was applied; the gap is between recorded and recomputed log-probabilities."""
         began = time.monotonic()
         await self._engine.preempt()
+        if (file := self._script.get("train_waits", {}).get(str(self._steps + 1))) is not None:
+            while not os.path.exists(file):  # noqa: ASYNC110 (a file has no event)
+                await asyncio.sleep(0.02)
         micro_batches = [micro for mini in batch["plan"] for micro in mini]
         for done in range(len(micro_batches)):
             await asyncio.sleep(self._script.get("train_s", 0.0) / len(micro_batches))

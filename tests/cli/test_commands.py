@@ -228,6 +228,6 @@ def test_ctrl_c_ends_with_130_and_no_traceback(tmp_path: Path, daemon: FakeDaemo
     )
     assert child.stdout and child.stdout.readline()
     child.send_signal(signal.SIGINT)
-    _, errors = child.communicate(timeout=20)
+    _, errors = child.communicate(timeout=120)
     assert child.returncode == 130 and errors == ""
     assert os.path.exists(daemon.run_dir.control)

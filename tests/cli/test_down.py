@@ -23,7 +23,7 @@ SLEEPER = """
 import signal, time  # aglite
 signal.signal(signal.SIGTERM, {handler})
 print("up", flush=True)
-time.sleep(60)
+time.sleep(600)
 """
 
 
@@ -64,15 +64,18 @@ def stubborn(run: RunDir) -> Iterator[Process]:
 
 
 def test_waits_until_the_process_is_gone_and_says_for_what(run: RunDir, process: Process) -> None:
+    said: list[str] = []
+
     def stop() -> None:
         while not process.daemon.posted:
             time.sleep(0.02)
         process.daemon.scene["status"] |= {"phase": "training", "message": "training: micro-batch 2 of 9"}
-        time.sleep(1.0)
+        deadline = time.monotonic() + 60
+        while "training: micro-batch 2 of 9" not in said and time.monotonic() < deadline:
+            time.sleep(0.02)
         process.child.terminate()
 
     threading.Thread(target=stop).start()
-    said: list[str] = []
     assert down(run, now=False, on_line=said.append) == 0
     assert process.child.poll() is not None
     assert process.daemon.posted == [("stop", {"now": False})]
@@ -97,13 +100,13 @@ def test_now_ends_one_that_does_not_answer_by_signal(run: RunDir, process: Proce
     process.daemon.go_silent()
     said: list[str] = []
     assert down(run, now=True, on_line=said.append) == 0
-    assert process.child.wait(5) == -15
+    assert process.child.wait(60) == -15
     assert "does not answer" in said[0]
 
 
 def test_now_kills_one_that_ignores_everything(run: RunDir, stubborn: Process) -> None:
     assert down(run, now=True, on_line=lambda _: None, patience_s=0.5) == 0
-    assert stubborn.child.wait(5) == -9
+    assert stubborn.child.wait(60) == -9
 
 
 def test_silent_one_is_left_alone_without_now(run: RunDir, process: Process) -> None:

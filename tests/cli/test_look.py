@@ -120,7 +120,7 @@ def test_logs_are_followed_through_attempts_until_the_rollout_has_ended(finished
         second.write_bytes(b"again\n")
         assert process.stdout.readline() == b"lastagain\n"
         state("done", 2)
-        assert process.wait(10) == 0
+        assert process.wait(60) == 0
         assert process.stderr and process.stderr.read() == b"--- attempt 2 ---\n"
     store.close()
 

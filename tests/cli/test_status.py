@@ -138,6 +138,6 @@ def test_following_ends_when_nobody_reads(daemon: FakeDaemon) -> None:
         cwd=daemon.run_dir.path.parents[1],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=120,
     )
     assert done.stderr == "" and json.loads(done.stdout)["id"] == 1

@@ -34,6 +34,22 @@ for turn in range(2):
 pathlib.Path("answer.txt").write_text(reply["content"] or "")
 """
 
+
+def held(go: Path, *, after: int = 0, asking: bool = False) -> str:
+    """AGENT, which between its two calls waits until `go` is there, so that a run is where a test wants it for as long
+    as the test takes. The first `after` rollouts do not wait. `asking`: it goes on with further calls meanwhile."""
+    count = f"""
+go = pathlib.Path({str(go)!r})
+file = os.open(go.with_name("begun"), os.O_CREAT | os.O_APPEND | os.O_WRONLY)
+os.write(file, b".")
+waits = os.fstat(file).st_size > {after}
+"""
+    meanwhile = 'ask([{"role": "user", "content": "well?"}])' if asking else "time.sleep(0.05)"
+    wait = f"    while waits and not go.exists(): {meanwhile}\n"
+    counted = AGENT.replace("messages = [{", f"{count}messages = [{{", 1)
+    return counted.replace("    messages +=", f"{wait}    messages +=")
+
+
 GRADE = """
 import pathlib, zlib
 def grade(task, rollout, workdir):
@@ -45,7 +61,8 @@ SCRIPT = {"length": 6, "latency_s": 0.005, "train_s": 0.3}
 
 
 class MiniRun:
-    """A recipe folder, a run directory and the processes that train it."""
+    """A recipe folder, a run directory and the processes that train it. The update of step `held_step` ends only when
+    `go` is called: before that the run is not over, however long a test takes to do what it wants to do meanwhile."""
 
     def __init__(
         self,
@@ -54,6 +71,7 @@ class MiniRun:
         program: str = AGENT,
         grade: str = GRADE,
         script: dict[str, Any] | None = None,
+        held_step: int | None = None,
         **recipe: Any,
     ) -> None:
         self.folder = folder
@@ -72,7 +90,7 @@ class MiniRun:
             "name": "mini",
             "model": str(model),
             "tasks": {"train": "train.jsonl", "val": "val.jsonl"},
-            "agent": {"command": ["python", "agent.py"], "limits": {"wall_s": 30}, "concurrency": 6},
+            "agent": {"command": ["python", "agent.py"], "limits": {"wall_s": 120}, "concurrency": 6},
             "reward": {"grade": "grade.py:grade"},
             "algorithm": {"group_size": 2, "groups_per_step": 2, "groups_in_flight": 3},
             "trainer": {"steps": 3, "checkpoint_every": 1, "min_free_disk_mb": 0},
@@ -81,7 +99,8 @@ class MiniRun:
         for key, value in recipe.items():
             self.recipe[key] = {**self.recipe.get(key, {}), **value} if isinstance(value, dict) else value
         (recipe_folder / "recipe.yaml").write_text(yaml.safe_dump(self.recipe))
-        (folder / "script.json").write_text(json.dumps(SCRIPT | (script or {})))
+        waits = {} if held_step is None else {"train_waits": {str(held_step): str(folder / "go")}}
+        (folder / "script.json").write_text(json.dumps(SCRIPT | waits | (script or {})))
         self.process: subprocess.Popen[str] | None = None
         self.worker: dict[str, str] = {}
         """Environment that starts another worker than the scripted one."""
@@ -101,13 +120,17 @@ class MiniRun:
             up, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=self.environment, cwd=self.folder
         )
 
-    def wait(self, timeout: float = 90) -> tuple[int, str]:
+    def go(self) -> None:
+        """Let go on what waits: a step that is held, agents that are `held` by this folder's `go`."""
+        (self.folder / "go").touch()
+
+    def wait(self, timeout: float = 240) -> tuple[int, str]:
         """Exit code and output of what `start` began."""
         assert self.process is not None
         output, _ = self.process.communicate(timeout=timeout)
         return self.process.returncode, output
 
-    def up(self, *options: str, timeout: float = 90) -> tuple[int, str]:
+    def up(self, *options: str, timeout: float = 240) -> tuple[int, str]:
         self.start(*options)
         return self.wait(timeout)
 
@@ -121,7 +144,7 @@ class MiniRun:
         self.process.kill()
         self.process.communicate()
 
-    def aglite(self, *arguments: str, timeout: float = 60) -> subprocess.CompletedProcess[str]:
+    def aglite(self, *arguments: str, timeout: float = 180) -> subprocess.CompletedProcess[str]:
         """Another aglite command on this run."""
         command = self.command(*arguments)
         return subprocess.run(
@@ -137,9 +160,9 @@ class MiniRun:
     def store(self) -> Store:
         return Store.open(self.run_dir.db, readonly=True)
 
-    def until(self, condition: Any, timeout: float = 60) -> Any:
+    def until(self, condition: Any, timeout: float = 180) -> Any:
         """Poll `condition(store)` until it is true."""
-        deadline = time.monotonic() + timeout
+        deadline, ended = time.monotonic() + timeout, False
         while time.monotonic() < deadline:
             if self.run_dir.db.exists():
                 try:
@@ -152,9 +175,18 @@ class MiniRun:
                         return found
                 finally:
                     store.close()
-            assert self.process is None or self.process.poll() is None, self.process.communicate()[0]
+            assert not ended, self.process.communicate()[0]
+            ended = self.process is not None and self.process.poll() is not None  # what it did last is looked at too
             time.sleep(0.05)
         raise AssertionError("the condition never came true")
+
+    def calls_at_rest(self) -> int:
+        """How many calls are written down when none was for a second: one that was answered already may still be."""
+        deadline, calls = time.monotonic() + 60, -1
+        while calls != (calls := sum(row["calls"] for row in self.store().rollouts(limit=100_000))):
+            assert time.monotonic() < deadline, "calls go on and on"
+            time.sleep(1)
+        return calls
 
     def leftovers(self) -> list[str]:
         """Command lines of processes that belong to this run and still live."""
@@ -169,7 +201,7 @@ class MiniRun:
                 found.append(line)
         return found
 
-    def gone(self, timeout: float = 8) -> bool:
+    def gone(self, timeout: float = 60) -> bool:
         """Whether every process of the run has ended within `timeout` seconds."""
         deadline = time.monotonic() + timeout
         while time.monotonic() < deadline:

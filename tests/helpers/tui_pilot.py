@@ -60,7 +60,16 @@ async def until(pilot: Pilot[Any], condition: Callable[[], Any], what: str) -> N
 
 
 def heard(link: str = "live") -> Callable[[Pilot[Any]], Awaitable[None]]:
+    """Wait until the link is so, and what came over it is drawn."""
+
     async def wait(pilot: Pilot[Any]) -> None:
-        await until(pilot, lambda: pilot.app.snapshot.link == link, f"the link is {link}")
+        deadline, look = time.monotonic() + 60, time.monotonic() + 6
+        while pilot.app.snapshot.link != link:
+            assert time.monotonic() < deadline, f"waited in vain until the link is {link}"
+            if time.monotonic() > look:  # the only look may have been given up on a machine that did not get to it
+                pilot.app.feed.hurry()
+                look += 6
+            await pilot.pause(0.02)
+        await settled(pilot)
 
     return wait

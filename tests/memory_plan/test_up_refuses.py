@@ -26,6 +26,11 @@ class CardRun(MiniRun):
         super().__init__(folder, engine={"kind": "vllm", "context_length": 512}, **recipe)
         (folder / "pynvml.py").write_text(f"GIB, USED = {gib}, {used}\n{NVML}")
 
+    def waits(self, seconds):
+        """Other programs are given so long to free memory."""
+        patience = f"import aglite.memory_plan.card as card\ncard.SETTLE_S = {seconds}\n"
+        (self.folder / "pynvml.py").write_text(patience + (self.folder / "pynvml.py").read_text())
+
     @property
     def environment(self):
         found = {**super().environment, "AGLITE_VLLM": "false"}
@@ -54,10 +59,11 @@ def test_what_fits_is_said_in_a_line(tmp_path):
 
 def test_a_stop_does_not_wait_for_the_memory_of_other_programs(tmp_path):
     run = CardRun(tmp_path, 80, used=70)
+    run.waits(250)
     run.start()
     while "waiting for other programs to free memory of Toy GPU" not in (line := run.process.stdout.readline()):
         assert line, "it ended"
     began = time.monotonic()
     run.signal(INTERRUPT)
     code, output = run.wait()
-    assert code == 130 and time.monotonic() - began < 12, output
+    assert code == 130 and time.monotonic() - began < 100, output

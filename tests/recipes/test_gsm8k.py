@@ -247,7 +247,7 @@ def run_agent(model, tmp_path, **environment):
         },
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=240,
     )
     assert done.returncode == 0, done.stderr
     return (tmp_path / "answer.txt").read_text()
@@ -347,7 +347,7 @@ def run(tmp_path):
 
 
 def test_the_whole_loop_on_the_sample(run):
-    code, output = run.up(timeout=200)
+    code, output = run.up(timeout=280)
     assert code == 0, output
     rollouts = run.store().rollouts(limit=1000)
     trained = [one for one in rollouts if one["split"] == "train" and one["state"] == "done"]

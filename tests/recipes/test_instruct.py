@@ -215,7 +215,7 @@ def run_agent(model, tmp_path, task=TASK, revise="fresh"):
         "REVISE": revise,
     }
     command = [sys.executable, str(RECIPE / "agent.py")]
-    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=240)
     assert done.returncode == 0, done.stderr
     return (tmp_path / "answer.txt").read_text()
 

@@ -34,7 +34,7 @@ def bench(tmp_path, model, monkeypatch):
     return Bench(model, tmp_path, "cpu")
 
 
-def stand_in(name, timeout_s=60):
+def stand_in(name, timeout_s=240):
     return Item(name, f"selftest_stand_ins:{name}", timeout_s)
 
 
@@ -61,10 +61,14 @@ def test_every_end_is_an_outcome_and_none_stops_the_others(bench):
 
 
 def test_an_item_that_hangs_is_ended_with_what_it_started(bench):
-    (outcome,) = run.run_items([stand_in("hangs", timeout_s=8)], bench, lambda line: None)
-    assert outcome.status == "fail" and "took more than 8 s" in outcome.detail
-    child = int((bench.scratch / "child.pid").read_text())
-    deadline = time.monotonic() + 10
+    note = bench.scratch / "child.pid"
+    for timeout_s in (8, 30, 120):  # on a machine on which it has not even begun within the first of them
+        (outcome,) = run.run_items([stand_in("hangs", timeout_s=timeout_s)], bench, lambda line: None)
+        assert outcome.status == "fail" and f"took more than {timeout_s} s" in outcome.detail
+        if note.exists() and note.read_text():
+            break
+    child = int(note.read_text())
+    deadline = time.monotonic() + 60
     while is_running(child):
         assert time.monotonic() < deadline, "the process that it started is alive"
         time.sleep(0.05)
@@ -97,7 +101,7 @@ def test_items_are_chosen_by_name_and_an_unknown_one_is_refused():
 def doctor_without_gpu(*options):
     command = [sys.executable, "-m", "aglite", "doctor", *options]
     return subprocess.run(
-        command, capture_output=True, text=True, timeout=120, env={**os.environ, "CUDA_VISIBLE_DEVICES": ""}
+        command, capture_output=True, text=True, timeout=280, env={**os.environ, "CUDA_VISIBLE_DEVICES": ""}
     )
 
 

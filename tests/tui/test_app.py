@@ -9,7 +9,7 @@ import sys
 
 import pytest
 from fake_daemon import NOW, FakeDaemon, rollouts, running
-from tui_pilot import heard, make_app, until
+from tui_pilot import heard, make_app, settled, until
 
 from aglite.paths import RunDir
 from aglite.tui.app import AgliteApp
@@ -186,7 +186,8 @@ async def test_only_changed_lines_are_repainted(daemon: FakeDaemon) -> None:
         rows = [dict(row) for row in table(app).rows]
         rows[4]["calls"] += 1
         table(app).show(rows, NOW, "")
-        await pilot.pause()
+        await until(pilot, lambda: drawn, "it is painted")
+        await settled(pilot)
         assert drawn == [4]
 
 
@@ -200,15 +201,16 @@ async def test_the_screen_is_not_laid_out_anew_for_a_longer_list(daemon: FakeDae
         screen._compositor.reflow = lambda *args: laid_out.append(1) or original(*args)  # type: ignore[method-assign]
         rows = [dict(row) for row in shown.rows]
         shown.show([*rows, *({**row, "id": row["id"][::-1]} for row in rows)], NOW, "")
-        await pilot.pause()
+        await settled(pilot)
         assert not laid_out and shown.max_scroll_y == 2 * len(rows) + 1 - shown.size.height
         await pilot.press("end")
         assert text(app).count(shown.rows[-1]["id"][:8]) == 1
         shown.show(rows, NOW, "")
-        await pilot.pause()
+        await settled(pilot)
         assert not laid_out and shown.scroll_offset.y == shown.max_scroll_y == len(rows) + 1 - shown.size.height
         shown.show(rows[:2], NOW, "")
-        await pilot.pause()
+        await until(pilot, lambda: laid_out, "it is laid out anew")
+        await settled(pilot)
         assert laid_out and shown.scroll_offset.y == 0  # the scroll bar is gone
 
 
