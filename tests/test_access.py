@@ -17,7 +17,6 @@ from mini_run import INTERRUPT, MiniRun, held
 from staging import Stage, running
 from tiny import tiny_model
 
-from aglite.client import ControlClient
 from aglite.config import Limits, Recipe
 from aglite.errors import RecipeError
 from aglite.gateway import app
@@ -92,7 +91,7 @@ def test_https_for_agents_elsewhere(certificate: Certificate, tmp_path: Path) ->
     run = MiniRun(tmp_path, agent={"backend": "external"}, trainer={"steps": 1}, gateway={"tls": tls})
     run.start()
     run.until(lambda store: store.phases() and store.phases()[-1]["phase"] == "rollout")
-    opened = ControlClient(run.run_dir).post("rollouts", {"task": {"question": "hi"}})
+    opened = run.client.post("rollouts", {"task": {"question": "hi"}})
     base = opened["base_url"]
     assert base.startswith("https://127.0.0.1:")
     trusting = ssl.create_default_context(cafile=certificate.cert)
@@ -110,7 +109,7 @@ def test_https_for_agents_elsewhere(certificate: Certificate, tmp_path: Path) ->
     control = json.loads(run.run_dir.control.read_text())
     assert control["url"].startswith("http://127.0.0.1:")
     assert run.run_dir.control.stat().st_mode & 0o777 == 0o600
-    ControlClient(run.run_dir).post(f"rollouts/{opened['rollout_id']}/finish", {"reward": 1.0})
+    run.client.post(f"rollouts/{opened['rollout_id']}/finish", {"reward": 1.0})
     run.signal(INTERRUPT)
     assert run.wait()[0] in (0, 130)
 
@@ -129,7 +128,7 @@ def test_agents_here_need_no_certificate_and_others_get_the_public_address(
     )
     run.start()
     run.until(lambda store: store.phases() and store.phases()[-1]["phase"] == "rollout")
-    opened = ControlClient(run.run_dir).post("rollouts", {"task": {"question": "hi"}})
+    opened = run.client.post("rollouts", {"task": {"question": "hi"}})
     assert opened["base_url"] == f"{public}/rollouts/{opened['rollout_id']}"
     run.go()
     code, output = run.wait()

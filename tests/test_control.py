@@ -11,7 +11,7 @@ import httpx
 import pytest
 from mini_run import AGENT, INTERRUPT, MiniRun
 
-from aglite.client import ControlClient, ControlError
+from aglite.client import ControlError
 from aglite.control import create_control_app
 
 
@@ -121,7 +121,7 @@ def test_killed_and_retried(tmp_path):
     run.until(lambda store: (counts := store.counts_by_state())["running"] == counts["queued"] == 1)
     (running,) = run.store().rollouts(state="running")
     (waiting,) = run.store().rollouts(state="queued")
-    client = ControlClient(run.run_dir)
+    client = run.client
     for rollout in (waiting, running):
         with pytest.raises(ControlError, match="still running or about to"):
             client.post(f"rollouts/{rollout['id']}/retry")

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from mini_run import AGENT, MiniRun
 
-from aglite.client import ControlClient, ControlError
+from aglite.client import ControlError
 from aglite.config import Tasks
 from aglite.errors import AgliteError
 from aglite.training.order import TaskOrder
@@ -24,7 +24,7 @@ def waiting(tmp_path, **more):
     more = {"evaluation": {"before": False}, "trainer": {"steps": 1}, **more}
     run = MiniRun(tmp_path, program=program, **more)
     run.start()
-    return run, ControlClient(run.run_dir)
+    return run, run.client
 
 
 def running(run, number):
@@ -80,7 +80,7 @@ def test_a_rollout_that_is_done_leaves_the_baseline(tmp_path):
         trainer={"steps": 1},
     )
     run.start()
-    client = ControlClient(run.run_dir)
+    client = run.client
     chosen = running(run, 3)[0]["id"]
     (tmp_path / "first").write_text(chosen)
     run.until(lambda store: store.rollout(chosen)["state"] == "done")
@@ -171,7 +171,7 @@ def test_a_drain_ends_when_somebody_cannot_wait(tmp_path):
         trainer={"steps": 2},
     )
     run.start()
-    client = ControlClient(run.run_dir)
+    client = run.client
     row = running(run, 4)[-1]
     with pytest.raises(ControlError, match="nothing is being drained"):
         client.post("preempt")

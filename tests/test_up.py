@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 from mini_run import INTERRUPT, MiniRun, held
 
-from aglite.client import ControlClient
 from aglite.store import Store
 
 
@@ -318,7 +317,7 @@ def test_a_worker_that_hangs_is_said_so(tmp_path):
     run.start()
     run.until(lambda store: store.counts_by_state()["running"])
     os.kill(worker_of(run), signal.SIGSTOP)
-    client, words = ControlClient(run.run_dir), "no sign of life for"
+    client, words = run.client, "no sign of life for"
     run.until(lambda store: words in client.status()["message"])
     os.kill(worker_of(run), signal.SIGCONT)
     run.until(lambda store: words not in client.status()["message"])

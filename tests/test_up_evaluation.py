@@ -4,8 +4,6 @@ import pytest
 from mini_run import MiniRun
 from test_up import live_steps
 
-from aglite.client import ControlClient
-
 SCORES = [0.1, 0.2, 0.9, 0.4, 0.5, 0.3, 0.6]
 """Of the untrained model, then after each step."""
 
@@ -83,7 +81,7 @@ def test_on_demand_with_pass_at_k(tmp_path):
     )
     run.start()
     run.until(lambda store: live_steps(store))
-    ControlClient(run.run_dir).post("evaluate")
+    run.client.post("evaluate")
     (row,) = run.until(lambda store: [row for row in store.evaluations() if row["state"] == "done"])
     assert row["step"] >= 1
     rewards = run.store().evaluation_rewards(row["id"])

@@ -2,8 +2,6 @@
 
 from mini_run import MiniRun
 
-from aglite.client import ControlClient
-
 
 def test_a_member_lost_to_infrastructure_is_made_good(tmp_path):
     """The grader cannot reach what it needs for one rollout of the first group."""
@@ -48,7 +46,7 @@ def test_a_machine_that_cannot_launch_for_a_while_burns_no_groups(tmp_path):
     scratch.mkdir()
     steps = len(run.store().steps())
     run.until(lambda store: len(store.steps()) >= steps + 2)
-    ControlClient(run.run_dir).post("stop", {"after_step": True})
+    run.client.post("stop", {"after_step": True})
     code, output = run.wait()
     assert code == 0, output
     assert "warning: launching is paused" in output and "launching goes on" in output

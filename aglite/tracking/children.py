@@ -15,7 +15,7 @@ from aglite.rollouts.reaper import Reaper
 from aglite.store import Store
 from aglite.tracking.points import Tracker
 
-FINISH_S = 10.0
+FINISH_S = 30.0
 """How long a writer may take to finish when the run has ended."""
 
 

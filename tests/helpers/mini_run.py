@@ -14,6 +14,7 @@ from typing import Any
 import yaml
 from tiny import tiny_model
 
+from aglite.client import ControlClient
 from aglite.paths import RunDir
 from aglite.store import Store
 
@@ -156,6 +157,11 @@ class MiniRun:
         done = self.aglite(*arguments, "--json")
         assert done.returncode == 0, done.stderr
         return json.loads(done.stdout)
+
+    @property
+    def client(self) -> ControlClient:
+        """Asks the run's supervisor, with patience for one that does not get a processor."""
+        return ControlClient(self.run_dir, timeout=60)
 
     def store(self) -> Store:
         return Store.open(self.run_dir.db, readonly=True)

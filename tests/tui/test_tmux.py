@@ -13,8 +13,6 @@ from pathlib import Path
 import pytest
 from mini_run import MiniRun
 
-from aglite.client import ControlClient
-
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.skipif(shutil.which("tmux") is None, reason="tmux is not installed"),
@@ -44,7 +42,7 @@ class Terminal:
     def screen(self) -> str:
         return self._tmux("capture-pane", "-p")
 
-    def wait_for(self, *texts: str, seconds: float = 60) -> str:
+    def wait_for(self, *texts: str, seconds: float = 180) -> str:
         deadline = time.monotonic() + seconds
         while not all(text in (screen := self.screen) for text in texts):
             assert time.monotonic() < deadline, f"{texts} did not appear in:\n{screen}"
@@ -89,7 +87,7 @@ def test_from_start_to_stop(run: MiniRun, terminal: Terminal) -> None:
     terminal.wait_for("⏎ open")
     terminal.type("d")
     terminal.wait_for("The run goes on.")
-    assert ControlClient(run.run_dir).status()["phase"] != "stopped"
+    assert run.client.status()["phase"] != "stopped"
 
     terminal.resize(200, 50)
     terminal.type(f"clear; {aglite} attach --readonly", "Enter")
@@ -108,7 +106,7 @@ def test_from_start_to_stop(run: MiniRun, terminal: Terminal) -> None:
     terminal.wait_for("Leave aglite?")
     terminal.type("s")
     terminal.wait_for("stopped; `aglite up` goes on")
-    assert ControlClient(run.run_dir).pid is None
+    assert run.client.pid is None
 
     terminal.type(f"clear; {aglite} attach", "Enter")
     terminal.wait_for("■ not running", "Stopped after step")
