@@ -315,6 +315,21 @@ class Cluster:
         plurals = ("jobs", "pods", "secrets", "networkpolicies")
         return [f"{plural}/{one['metadata']['name']}" for plural in plurals for one in self.server.all(plural)]
 
+    # what agents wait for
+
+    @property
+    def gate(self) -> Path:
+        """A file that agents of the tests can wait for."""
+        return self.kubelet.shared / "gate"
+
+    def let_go(self) -> None:
+        self.gate.touch()
+
+    def agent_has_ended(self, name: str) -> bool:
+        """Whether that of a pod has, whoever knows of it."""
+        pod = self.kubelet.pods.get(name)
+        return pod is None or "terminated" in pod.mains[0].state
+
     # what becomes of nodes
 
     async def evict(self, name: str, message: str) -> None:

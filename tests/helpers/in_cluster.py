@@ -12,9 +12,11 @@ from cluster import Cluster, Refusal
 IN_CLUSTER = {"backend": "kubernetes", "image": "agent-image", "user": "61234:61234"}
 """The part of an agent section. Nobody else on this machine has that user's number."""
 
-ANSWERS = (
-    "import os, sys, time; time.sleep(float(sys.argv[1])); open('answer', 'w').write(os.environ['AGLITE_ROLLOUT_ID'])"
-)
+ANSWERS = """
+    import os, sys, time
+    while sys.argv[1:] and not os.path.exists(sys.argv[1]): time.sleep(0.05)
+    open("answer", "w").write(os.environ["AGLITE_ROLLOUT_ID"])
+"""
 GRADE = "def grade(task, rollout, workdir):\n    return float((workdir / 'answer').read_text() == rollout['id'])\n"
 
 QUOTA = {
@@ -28,9 +30,9 @@ def bench_of(folder: Path, agent: str = "print('ran')", **section: Any) -> Bench
     return Bench(folder, agent, **{**IN_CLUSTER, **section})
 
 
-def answering(folder: Path, seconds: float, **section: Any) -> Bench:
-    """Its agents leave the answer that is graded with 1, after so many seconds."""
-    section = {"command": ["python", "agent.py", str(seconds)], **section}
+def answering(folder: Path, cluster: Cluster | None = None, **section: Any) -> Bench:
+    """Its agents leave the answer that is graded with 1: at once, or with a cluster when that lets them go."""
+    section = {"command": ["python", "agent.py", *([str(cluster.gate)] if cluster else [])], **section}
     return bench_of(folder, ANSWERS, grade=GRADE, **section)
 
 
@@ -51,7 +53,7 @@ async def running(cluster: Cluster, count: int = 1) -> list[dict[str, Any]]:
             and not pod["metadata"].get("deletionTimestamp")
         ]
 
-    return await until(lambda: (pods := found()) and len(pods) >= count and pods, 60)
+    return await until(lambda: (pods := found()) and len(pods) >= count and pods, 120)
 
 
 def refusing(

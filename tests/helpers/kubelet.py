@@ -94,6 +94,9 @@ class Kubelet:
         self.break_logs = 0
         self._top = Path(tempfile.mkdtemp(prefix="pods-", dir="/var/tmp"))
         self._top.chmod(0o755)
+        self.shared = self._top / "shared"
+        """All pods can look into it."""
+        self.shared.mkdir()
         (self._top / "bin").mkdir()
         (self._top / "bin" / "python").symlink_to("/usr/bin/python3")  # ours may be in a folder of root's
 
