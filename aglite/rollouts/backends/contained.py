@@ -14,6 +14,8 @@ MOST_FILES = 20_000
 SAID_BYTES = 1 << 16
 OUTPUT_END_S = 15.0
 """How long the last output may take to arrive after the end. Usually that is a moment; on a busy machine, seconds."""
+LOST_OUTPUT_END_S = 5.0
+"""The same where an agent was lost: nobody may be left who would send it."""
 
 _SIGNALS = frozenset(number.value for number in signal.Signals)
 

@@ -17,7 +17,7 @@ from aglite.config import Agent
 from aglite.errors import AgliteError, RecipeError
 from aglite.paths import RunDir
 from aglite.rollouts.backends import Launch
-from aglite.rollouts.backends.contained import OUTPUT_END_S, Contained, exit_code
+from aglite.rollouts.backends.contained import LOST_OUTPUT_END_S, OUTPUT_END_S, Contained, exit_code
 from aglite.rollouts.backends.container import container_config
 from aglite.rollouts.backends.engine import (
     LABEL_ATTEMPT,
@@ -181,7 +181,7 @@ class DockerRunning(Contained):
 
     async def _follow(self) -> None:
         ended = await self._engine.ended(self.container)
-        await self._output.finish(OUTPUT_END_S)
+        await self._output.finish(LOST_OUTPUT_END_S if ended.lost else OUTPUT_END_S)
         code = exit_code(ended.code)
         cause = None
         if ended.lost:

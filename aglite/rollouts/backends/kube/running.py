@@ -10,7 +10,7 @@ from pathlib import Path
 
 from aglite.errors import RecipeError
 from aglite.rollouts.backends import Launch
-from aglite.rollouts.backends.contained import FOLDER, OUTPUT_END_S, Contained
+from aglite.rollouts.backends.contained import FOLDER, LOST_OUTPUT_END_S, OUTPUT_END_S, Contained
 from aglite.rollouts.backends.kube import exec as execs
 from aglite.rollouts.backends.kube.api import FIRST_WAIT_S, PATIENCE_S, Api, ApiError, NoAnswer
 from aglite.rollouts.backends.kube.attempt import Attempt
@@ -58,14 +58,15 @@ class KubernetesRunning(Contained):
         self._following = asyncio.create_task(self._follow())
 
     async def _follow(self) -> None:
+        output_end_s = OUTPUT_END_S
         try:
             exit = (await self._attempt.until("ended")).exit
             assert exit is not None
         except BackendError as error:
-            exit = Exit(-9, 0.0, error.cause)
+            exit, output_end_s = Exit(-9, 0.0, error.cause), LOST_OUTPUT_END_S
         except RecipeError as error:
             exit = Exit(127, 0.0, Cause("recipe", f"{error.message} ({error.mend})"))
-        await self._output.finish(OUTPUT_END_S)
+        await self._output.finish(output_end_s)
         self.exited.set_result(exit)
 
     async def stop(self, grace_s: float = 0.0) -> list[str]:
