@@ -12,7 +12,9 @@ from hypothesis import strategies as st
 from aglite.config import Limits
 from aglite.errors import RecipeError
 from aglite.rollouts.backends import docker
+from aglite.rollouts.backends import engine as engine_module
 from aglite.rollouts.backends.docker import DockerRunning
+from aglite.rollouts.backends.engine import Ended
 from aglite.rollouts.causes import CAUSES, BackendError, Cause, kind_of
 from aglite.rollouts.environment import fill
 from aglite.rollouts.logfile import LogFile
@@ -155,6 +157,28 @@ async def test_a_container_whose_engine_is_gone_still_lets_go_of_its_sidecar(tmp
     with pytest.raises(BackendError, match="connection refused"):
         await running.stop()
     assert let_go == [True] and await running.stop() == []
+
+
+@pytest.mark.parametrize(
+    ("then", "told", "ended"),
+    [
+        ({"OOMKilled": True}, None, Ended(137, out_of_memory=True)),
+        ({"OOMKilled": False}, "c", Ended(137, lost="somebody ended its container")),
+        ({"OOMKilled": False}, None, Ended(137)),
+    ],
+)
+async def test_what_an_engine_tells_a_moment_after_the_end_is_heard(monkeypatch, then, told, ended):
+    """A busy one tells of a container's end before it tells that its memory was used up, or that it was killed."""
+    monkeypatch.setattr(engine_module, "OTHERS_S", 0.1)
+    states = iter([{"OOMKilled": False}, then])
+    engine = engine_module.Engine("run", "supervisor")
+    engine._loop = asyncio.get_running_loop()
+    engine._client = SimpleNamespace(inspect_container=lambda _: {"State": {"ExitCode": 137, **next(states)}})
+    end = engine._ends["c"] = engine._loop.create_future()
+    await asyncio.to_thread(engine._tell, "c")
+    if told:
+        engine._others.add(told)
+    assert await asyncio.wait_for(end, 60) == ended
 
 
 def test_an_engine_that_stops_answering_is_said_with_the_mend(monkeypatch):

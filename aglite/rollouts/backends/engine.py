@@ -27,8 +27,8 @@ AWAY_S = 15.0
 """How long the engine may be away before the containers that it ran are given up."""
 
 KILLED = 128 + 9
-OTHERS_S = 0.3
-"""How long it is awaited whether an end by SIGKILL was somebody else's doing."""
+OTHERS_S = 1.0
+"""How long it is awaited what an end by SIGKILL came from: somebody else, or memory that was used up."""
 
 LABEL_RUN = "aglite.run"
 LABEL_SUPERVISOR = "aglite.supervisor"
@@ -239,12 +239,14 @@ class Engine:
     def _tell(self, container: str) -> None:
         if container not in self._ends:
             return
+        self._set(container, self._look(container))
+
+    def _look(self, container: str) -> Ended:
         try:
             state = self._client.inspect_container(container)["State"]
         except Exception as error:  # removed by somebody, or the engine is going away
-            self._set(container, Ended(KILLED, lost=f"its container is gone: {str(error)[:200]}"))
-            return
-        self._set(container, Ended(state["ExitCode"], out_of_memory=state["OOMKilled"]))
+            return Ended(KILLED, lost=f"its container is gone: {str(error)[:200]}")
+        return Ended(state["ExitCode"], out_of_memory=state["OOMKilled"])
 
     def _set(self, container: str, ended: Ended) -> None:
         def settle(ended: Ended) -> None:
@@ -252,17 +254,24 @@ class Engine:
             if end is not None and not end.done():
                 end.set_result(ended)
 
-        def work() -> None:
-            if ended.code != KILLED or ended.lost or container in self._ours:
+        def work(ended: Ended, for_the_last_time: bool = False) -> None:
+            if ended.code != KILLED or ended.lost or ended.out_of_memory or container in self._ours:
                 settle(ended)
             elif container in self._others:
                 settle(Ended(KILLED, lost="somebody ended its container"))
+            elif for_the_last_time:
+                settle(ended)
             else:
-                # The engine tells of a signal that it was asked to send a moment before or after the end.
-                self._loop.call_later(OTHERS_S, lambda: settle(ended) if container not in self._others else work())
+                # The engine tells of a signal that it was asked to send, and of memory that was used up, a moment
+                # before or after the end.
+                self._loop.call_later(OTHERS_S, look_again)
+
+        def look_again() -> None:
+            if not self._closed:
+                self._threads.submit(lambda: self._loop.call_soon_threadsafe(work, self._look(container), True))
 
         if not self._closed:
-            self._loop.call_soon_threadsafe(work)
+            self._loop.call_soon_threadsafe(work, ended)
 
 
 def explain(error: Exception) -> Exception:
