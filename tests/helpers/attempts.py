@@ -38,7 +38,7 @@ def c(name, *arguments):
 
 def connected(family, address):
     with socket.socket(family, socket.SOCK_STREAM) as sock:
-        sock.settimeout(3)
+        sock.settimeout(20)
         sock.connect(address)
 
 

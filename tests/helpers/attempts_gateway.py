@@ -11,7 +11,7 @@ from attempts import connected, tried
 def asked(method, path, token=None, body=None, headers=()):
     """The status of a request to the gateway, as text."""
     host, port = os.environ["OPENAI_BASE_URL"].split("/")[2].split(":")
-    connection = http.client.HTTPConnection(host, int(port), timeout=10)
+    connection = http.client.HTTPConnection(host, int(port), timeout=90)
     token = token or os.environ["OPENAI_API_KEY"]
     try:
         connection.request(

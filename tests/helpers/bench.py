@@ -110,7 +110,7 @@ class Bench:
                 "model": "none",
                 "tasks": {"train": "train.jsonl", "val": "val.jsonl"},
                 "agent": {"command": ["python", "agent.py"], **agent_section},
-                "reward": {"grade": "grade.py:grade", **(reward or {})},
+                "reward": {"grade": "grade.py:grade", "timeout_s": 120, **(reward or {})},
                 **({"gateway": {"public_url": url}} if agent_section.get("backend") == "kubernetes" else {}),
             },
             recipe_dir / "recipe.yaml",

@@ -22,7 +22,7 @@ def works():
     headers = {"authorization": "Bearer " + os.environ["OPENAI_API_KEY"], "content-type": "application/json"}
     for _ in range(5):
         request = urllib.request.Request(os.environ["OPENAI_BASE_URL"] + "/chat/completions", body, headers)
-        urllib.request.urlopen(request, timeout=30).read()
+        urllib.request.urlopen(request, timeout=100).read()
         time.sleep(0.5)
     with open("answer", "w") as file:
         file.write("42")
@@ -110,15 +110,16 @@ def daemon_that_goes_on_working():
     code = f"""
 import os, signal, time
 for number in (1, 2, 15): signal.signal(number, signal.SIG_IGN)
+print("deaf", flush=True)
+os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
 while os.path.exists("/proc/{os.getpid()}"): time.sleep(0.05)
 time.sleep(3)
 while True:
     open("answer", "w").write("42")
     time.sleep(0.05)
 """
-    output = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
-    subprocess.Popen(["env", "-i", "setsid", sys.executable, "-c", code, MARK], **output)
-    time.sleep(0.7)
+    output = {"stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
+    subprocess.Popen(["env", "-i", "setsid", sys.executable, "-c", code, MARK], **output).stdout.readline()
 
 
 def zombies():

@@ -14,7 +14,7 @@ SEEN = """
         return next(l.split(":")[1].strip() for l in open("/proc/self/status") if l.startswith(name + ":"))
     def connects(host, port):
         try:
-            socket.create_connection((host, port), timeout=2).close()
+            socket.create_connection((host, port), timeout=20).close()
         except OSError as error:
             return str(error)
         return "connected"

@@ -193,6 +193,7 @@ def evidence(tmp_path_factory, image, docker_client):
 async def _attacked(folder, targets, image, docker_client):
     renderer = load_renderer(tiny_model(folder / "tiny"))
     knocked = targets.knock()
+    await until(lambda: len(targets.arrived) >= knocked)
     async with running(folder, renderer) as stage:
         door = Listener(create_model_app(stage.gateway), bind("127.0.0.1", 0, "the gateway", "gateway.port"))
         await door.start()
@@ -227,7 +228,7 @@ async def _attacked(folder, targets, image, docker_client):
             dead = await bench.run({"role": "good"}, hidden=hidden)
             dead_id = bench.last
             other = await bench.submit({"role": "victim"}, hidden=hidden)
-            await until(lambda: bench.launcher.counts()["running"] == 1, 60)
+            await until(lambda: bench.launcher.counts()["running"] == 1)
             task = {
                 **targets.task,
                 "role": "attacker",
@@ -242,11 +243,10 @@ async def _attacked(folder, targets, image, docker_client):
             attacker_id = bench.last
             line = next((line for line in log.splitlines() if line.startswith(MARK)), None)
             assert line, log
-            arrived = list(targets.arrived)
-            await until(lambda: len(targets.arrived) >= knocked, 10)
             assert not other.done()
-            again = targets.knock()
-            await until(lambda: len(targets.arrived) >= len(arrived) + again, 10)
+            knocked += targets.knock()  # behind whatever the attacker sent
+            await until(lambda: len(targets.arrived) >= knocked)
+            arrived = list(targets.arrived)
             bench.launcher.kill(other.rollout_id)
             other = await other
             calls = {row["id"]: row["calls"] for row in stage.store.rollouts(limit=10)}

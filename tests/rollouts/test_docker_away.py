@@ -43,7 +43,7 @@ class PrivateEngine:
                 stderr=log,
                 start_new_session=True,
             )
-        deadline = time.monotonic() + 40
+        deadline = time.monotonic() + 120
         while self.ask("version").returncode:
             assert time.monotonic() < deadline and self.process.poll() is None, (folder / "log").read_text()[-2000:]
             time.sleep(0.2)
@@ -55,8 +55,8 @@ class PrivateEngine:
         containerd = self.folder / "exec" / "containerd" / "containerd.pid"
         pid = int(containerd.read_text())
         self.process.send_signal(number)
-        self.process.wait(40)
-        deadline = time.monotonic() + 20
+        self.process.wait(120)
+        deadline = time.monotonic() + 60
         while is_running(pid):
             assert time.monotonic() < deadline
             time.sleep(0.1)
@@ -87,15 +87,20 @@ def engine(image, tmp_path_factory):
 @pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGKILL])
 async def test_rollouts_survive_an_engine_that_ends_and_comes_back(tmp_path, engine, image, monkeypatch, how):
     monkeypatch.setenv("DOCKER_HOST", engine.socket)
-    agent = "import os, time; time.sleep(3); open('answer', 'w').write(os.environ['AGLITE_ROLLOUT_ID'])"
+    agent = """
+        import os, time
+        if os.environ["OPENAI_API_KEY"] == "first": time.sleep(600)
+        open("answer", "w").write(os.environ["AGLITE_ROLLOUT_ID"])
+    """
     grade = "def grade(t, r, workdir):\n    return float((workdir / 'answer').read_text() == r['id'])\n"
     async with Bench(tmp_path, agent, grade=grade, concurrency=3, attempts=6, image=image) as bench:
+        bench.gateway.on_open = lambda session, number: number <= 3 and setattr(session, "token", "first")
         tasks = [await bench.submit() for _ in range(6)]
-        await until(lambda: bench.launcher.counts()["running"] == 3, 60)
+        await until(lambda: bench.launcher.counts()["running"] == 3)
         await asyncio.to_thread(engine.end, how)
         await asyncio.sleep(1)
         await asyncio.to_thread(engine.start)
-        outcomes = await asyncio.wait_for(asyncio.gather(*tasks), 120)
+        outcomes = await asyncio.wait_for(asyncio.gather(*tasks), 240)
         assert {(outcome.state, outcome.reward) for outcome in outcomes} == {("done", 1.0)}
         assert [outcome.attempt > 1 for outcome in outcomes[:3]] == [True] * 3
         causes = {
@@ -113,7 +118,7 @@ async def test_without_an_engine_rollouts_end_in_errors_that_say_so(tmp_path, en
         assert (await bench.run()).state == "done"
         engine.end(signal.SIGTERM)
         task = await bench.submit()
-        await until(lambda: any("backend" in row["cause"] for row in bench.store.rollout_states(task.rollout_id)), 30)
+        await until(lambda: any("backend" in row["cause"] for row in bench.store.rollout_states(task.rollout_id)))
         bench.launcher.kill(task.rollout_id)
         assert (await task).state == "cancelled"
     engine.start()

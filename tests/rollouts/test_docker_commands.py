@@ -12,7 +12,7 @@ pytestmark = pytest.mark.docker
 
 def bench_for(tmp_path, image, agent, made, section=None, **reward):
     section = {"image": image, **(section or {})}
-    bench = Bench(tmp_path, agent, reward={"grade": None, "timeout_s": 30, **reward}, **section)
+    bench = Bench(tmp_path, agent, reward={"grade": None, "timeout_s": 120, **reward}, **section)
     for name, text in made.items():
         file = bench.recipe.folder / name
         file.parent.mkdir(parents=True, exist_ok=True)

@@ -66,7 +66,7 @@ def test_200_rollouts_16_at_once_and_a_supervisor_killed_in_the_middle_leave_no_
     """The whole program, as a person has it: it is killed when half is done, and started again."""
     run = MiniRun(
         tmp_path,
-        agent={"image": image, "concurrency": 16},
+        agent={"image": image, "concurrency": 16, "limits": {"wall_s": 120}},
         algorithm={"group_size": 4, "groups_per_step": 4, "groups_in_flight": 8},
         trainer={"steps": 13},
         script={"train_s": 0.05},
@@ -85,13 +85,13 @@ def test_200_rollouts_16_at_once_and_a_supervisor_killed_in_the_middle_leave_no_
     run.start()
     run.until(half, timeout=240)
     run.kill()
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 90
     while no_containers() or docker_client.volumes(filters=no_containers.filters)["Volumes"]:
         assert time.monotonic() < deadline, "the reaper and the sidecars' own end leave nothing"
         time.sleep(0.2)
     run.start("--resume")
     run.until(lambda store: watch() or store.steps()[-1]["step"] == 13, timeout=240)
-    code, output = run.wait()
+    code, output = run.wait(240)
     assert code == 0, output
     assert 2 <= most <= 16
     with contextlib.closing(run.store()) as store:
