@@ -107,8 +107,8 @@ class OwnVllm(VllmEngine):
         A vLLM that slept goes on sampling as soon as its KV cache is back: so what has arrived until now is told from
         what comes before that.
         """
+        self._version = version  # before the others are told, which takes time: what begins meanwhile waits in vLLM
         await asyncio.gather(*(events.note(version) for events in self._streams))
-        self._version = version
         if self._paused:
             answer = await self._control("/reset_prefix_cache", "transfer")
             if answer and orjson.loads(answer).get("success") is False:
