@@ -117,7 +117,7 @@ async def test_serve_on_an_engine_that_runs_already(run, vllm, endpoint, kind):
         assert detail["call_rows"][0]["reply"]["content"] == reply.choices[0].message.content
     finally:
         process.send_signal(signal.SIGINT)
-        assert await asyncio.wait_for(process.wait(), 20) == 130
+        assert await asyncio.wait_for(process.wait(), 60) == 130
     store = Store.open(where / "aglite.db", readonly=True)
     (rollout,) = store.rollouts()
     (call,) = store.calls(rollout["id"])

@@ -160,13 +160,13 @@ async def test_what_a_proxy_says_in_its_place_is_quoted(server, engine, monkeypa
 
 
 async def test_a_server_that_went_away_and_came_back_is_tried_out_again(server, engine):
-    await server.stop()
+    await server.stop(comes_back=True)
     with pytest.raises(EngineError, match=r"vLLM at http://127.0.0.1:\d+ cannot be reached"):
         await collect(engine.generate(PROMPT, SamplingParams(2)))
     await server.start()
     assert await collect(engine.generate(PROMPT, SamplingParams(2)))
     assert len(server.requests) == 3  # two of the probe
-    await server.stop()
+    await server.stop(comes_back=True)
     with pytest.raises(EngineError, match="cannot be reached"):
         await collect(engine.generate(PROMPT, SamplingParams(2)))
     server.fault = "raw"

@@ -6,6 +6,7 @@ import asyncio
 import json
 import math
 import random
+import socket
 from collections.abc import Sequence
 from typing import Any
 
@@ -22,6 +23,7 @@ class StandIn:
         self.headers: list[dict[str, str]] = []
         self.port = 0
         self._runner: web.AppRunner | None = None
+        self._kept: socket.socket | None = None
 
     @property
     def url(self) -> str:
@@ -32,14 +34,26 @@ class StandIn:
         app.router.add_route("*", "/{path:.*}", self._serve)
         self._runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=0.1)
         await self._runner.setup()
-        site = web.TCPSite(self._runner, "127.0.0.1", self.port)
+        site = web.TCPSite(self._runner, "127.0.0.1", self.port, reuse_port=True)
         await site.start()
         self.port = self._runner.addresses[0][1]
+        self._let_go()
 
-    async def stop(self) -> None:
+    async def stop(self, *, comes_back: bool = False) -> None:
+        """With `comes_back`, nobody else gets its port meanwhile; who connects to it is refused all the same."""
+        self._let_go()
+        if comes_back:
+            self._kept = socket.socket()
+            self._kept.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+            self._kept.bind(("127.0.0.1", self.port))
         if self._runner is not None:
             await self._runner.cleanup()
             self._runner = None
+
+    def _let_go(self) -> None:
+        if self._kept is not None:
+            self._kept.close()
+            self._kept = None
 
     async def _serve(self, request: web.Request) -> web.StreamResponse:
         if request.method == "POST":
