@@ -105,8 +105,8 @@ def test_one_update_equals_plain_torch(make_trainer, tiny_model, level):
     before = torch.cat([value.flatten().clone() for _, value in trainer.weights()])
     result = trainer.train(batch)
     ((loss, norm),) = reference_step(model, rows, recorded, batch)
-    assert result["loss"] == pytest.approx(loss, rel=1e-5, abs=1e-7)
-    assert result["grad_norm"] == pytest.approx(norm, rel=1e-5)
+    assert result["loss"] == pytest.approx(loss, rel=5e-5, abs=1e-7)
+    assert result["grad_norm"] == pytest.approx(norm, rel=5e-5)
     assert (result["applied"], result["updates"], result["skipped"]) == (True, 1, 0)
     assert_same_weights(trainer, model, batch["lr"])
     after = torch.cat([value.flatten() for _, value in trainer.weights()])
@@ -170,8 +170,8 @@ def test_weights_and_rejection_equal_plain_torch(make_trainer, tiny_model, chang
     batch, recorded = off_policy_batch(trainer, rows, **changes)
     result = trainer.train(batch)
     ((loss, norm),) = reference_step(plain(tiny_model), rows, recorded, batch, reference=plain(tiny_model))
-    assert result["loss"] == pytest.approx(loss, rel=1e-5, abs=1e-7)
-    assert result["grad_norm"] == pytest.approx(norm, rel=1e-5)
+    assert result["loss"] == pytest.approx(loss, rel=5e-5, abs=1e-7)
+    assert result["grad_norm"] == pytest.approx(norm, rel=5e-5)
     trained = sum(sum(row[1]) for row in rows)
     assert result["rejected_tokens"] < trained
     assert (result["rejected_tokens"] > 0) == ("rollout_rs" in changes)
@@ -206,8 +206,8 @@ def test_the_entropy_bonus_is_weighted_like_the_tokens(make_trainer, tiny_model)
     batch = message(rows, recorded, whole(rows), entropy=8.0)
     result = trainer.train(batch)
     ((loss, norm),) = reference_step(plain(tiny_model), rows, recorded, batch)
-    assert result["loss"] == pytest.approx(loss, rel=1e-5)
-    assert result["grad_norm"] == pytest.approx(norm, rel=1e-5)
+    assert result["loss"] == pytest.approx(loss, rel=5e-5)
+    assert result["grad_norm"] == pytest.approx(norm, rel=5e-5)
     ((_, without),) = reference_step(plain(tiny_model), rows, recorded, batch | {"entropy": 0.0})
     assert norm != pytest.approx(without, rel=1e-2)
 
@@ -229,7 +229,7 @@ def test_the_split_into_micro_batches_changes_nothing(make_trainer):
     assert [result["micro_batches"] for result, _ in outcomes] == [1, pytest.approx(2, abs=1), 8]
     for result, other in others:
         for key in ("loss", "grad_norm", "entropy", "kl_rollout"):
-            assert result[key] == pytest.approx(whole[key], rel=1e-5, abs=1e-6), key
+            assert result[key] == pytest.approx(whole[key], rel=5e-5, abs=1e-6), key
         # Not each weight: one whose gradient is rounding error alone moves by any part of lr, whichever way.
         assert (other - weights).square().mean().sqrt() < 0.01 * 1e-3
 
