@@ -25,7 +25,7 @@ if task["question"].startswith("train"):
 
 GRADE = """
 def grade(task, rollout, workdir):
-    return len(rollout["id"]) % 2 + int(rollout["id"][-1], 16) / 16
+    return int(rollout["id"][2:], 16) / 2**40
 """
 
 

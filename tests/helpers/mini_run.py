@@ -52,11 +52,12 @@ waits = os.fstat(file).st_size > {after}
 
 
 GRADE = """
-import pathlib, zlib
+import pathlib
 def grade(task, rollout, workdir):
-    text = pathlib.Path(workdir, "answer.txt").read_text()
-    return (zlib.crc32((rollout["id"] + text).encode()) % 100) / 100
+    pathlib.Path(workdir, "answer.txt").read_text()
+    return 0.9 * int(rollout["id"][2:], 16) / 2**40
 """
+"""No two rollouts have the same reward: what is trained does not hang on chance."""
 
 SCRIPT = {"length": 6, "latency_s": 0.005, "train_s": 0.3}
 
