@@ -170,21 +170,26 @@ class VllmServer:
         return None
 
     async def _watch_health(self) -> None:
-        """End it when it hangs or is not well; what follows is the business of whoever waits for `exited`."""
-        unwell, since = 0, time.monotonic()
+        """End it when it hangs or is not well; what follows is the business of whoever waits for `exited`.
+
+        A look counts for no longer than it may take: a supervisor that was suspended must not blame vLLM.
+        """
+        unwell, silent_s = 0, 0.0
         while not self.child.ended:
+            began = time.monotonic()
             await asyncio.sleep(1)
             try:
                 async with asyncio.timeout(PROBE_S):
                     await self.upstream.get_text("/health")
-                unwell, since = 0, time.monotonic()
+                unwell, silent_s = 0, 0.0
             except TimeoutError:
-                pass
+                silent_s += min(time.monotonic() - began, 1 + PROBE_S)
             except EngineError as error:
+                silent_s += min(time.monotonic() - began, 1 + PROBE_S)
                 unwell += 1
                 if unwell >= REFUSALS:
                     await self.child.kill(f"the {NAME} is not well: {error.message}")
-            self.silent_s = round(time.monotonic() - since)
+            self.silent_s = round(silent_s)
             if self.silent_s >= HEARTBEAT_TIMEOUT_S:
                 await self.child.kill(f"the {NAME} gave no sign of life for {HEARTBEAT_TIMEOUT_S:g} s")
 

@@ -363,6 +363,24 @@ async def test_a_hung_front_is_ended(stage, monkeypatch):
         assert "gave no sign of life for 2 s" in (await asyncio.wait_for(pair.exited, 60)).reason
 
 
+async def test_a_supervisor_that_was_suspended_does_not_blame_vllm(stage, monkeypatch):
+    looks = []
+
+    async def get_text(path):
+        looks.append(path)
+        if len(looks) == 1:
+            time.sleep(4)  # noqa: ASYNC251 (nothing of this process runs meanwhile)
+            await asyncio.sleep(3600)
+        return ""
+
+    async with stage.pair(trainer=False) as pair:
+        monkeypatch.setattr("aglite.engine.vllm_server.HEARTBEAT_TIMEOUT_S", 3)
+        monkeypatch.setattr("aglite.engine.vllm_server.PROBE_S", 0.5)
+        monkeypatch.setattr(pair.engine.server.upstream, "get_text", get_text)
+        await until(lambda: pair.exited.done() or len(looks) > 2)
+        assert not pair.exited.done() and pair.engine.server.silent_s == 0
+
+
 async def test_the_trainers_end_is_the_end_of_both(stage):
     async with stage.pair() as pair:
         os.kill(pair.trainer.pid, signal.SIGKILL)
