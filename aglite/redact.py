@@ -31,8 +31,8 @@ MESSAGE_KEYS = frozenset({"role", "type", "id", "tool_call_id"})
 """Keys of a message whose values are its structure, not what was said."""
 
 BUDGET_S = 0.5
-"""Most time in seconds for one pattern in one text. One that matches in very many places may take quadratic time; what
-it has not looked at by then is masked whole."""
+"""Most time of the processor in seconds for one pattern in one text. One that matches in very many places may take
+quadratic time; what it has not looked at by then is masked whole."""
 
 
 class Redactor:
@@ -126,7 +126,7 @@ def _spans(pattern: Any, data: bytes) -> Iterable[tuple[int, int]]:
         if start == stop:
             continue
         yield start, stop
-        now = time.monotonic()
+        now = time.thread_time()
         deadline = deadline or now + BUDGET_S
         if now > deadline:
             yield stop, len(data)

@@ -61,6 +61,9 @@ def grade(task, rollout, workdir):
 
 SCRIPT = {"length": 6, "latency_s": 0.005, "train_s": 0.3}
 
+STARTED: list[subprocess.Popen[str]] = []
+"""Every `aglite up` of the tests of this process."""
+
 
 class MiniRun:
     """A recipe folder, a run directory and the processes that train it. The update of step `held_step` ends only when
@@ -121,6 +124,7 @@ class MiniRun:
         self.process = subprocess.Popen(
             up, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=self.environment, cwd=self.folder
         )
+        STARTED.append(self.process)
 
     def go(self) -> None:
         """Let go on what waits: a step that is held, agents that are `held` by this folder's `go`."""
