@@ -140,6 +140,8 @@ class Bench:
 
     async def __aexit__(self, *_: object) -> None:
         await self.launcher.stop()
+        for change in self.changes:  # what a test that fails shows of earlier attempts
+            print({key: value for key, value in change.items() if value not in (None, "", [], {})})
         if self._owns_store:
             self.store.close()
         assert self.alive() == []

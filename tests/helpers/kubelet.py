@@ -180,9 +180,8 @@ class Kubelet:
             stderr=asyncio.subprocess.STDOUT,
             start_new_session=True,
         )
-        with contextlib.suppress(FileNotFoundError):  # it has ended
-            while os.readlink(f"/proc/{container.process.pid}/ns/pid_for_children") == HOST_SPACE:  # noqa: ASYNC110
-                await asyncio.sleep(0.005)
+        while container.process.returncode is None and not _has_own_space(container.process.pid):  # noqa: ASYNC110
+            await asyncio.sleep(0.005)
         container.state = {"running": {"startedAt": "2026-01-01T00:00:00Z"}}
         self.report(pod)
         self.cluster.do(self._read(container))
@@ -316,6 +315,14 @@ def _now() -> str:
     nanos = next(_times)
     when = datetime.fromtimestamp(nanos // 1_000_000_000, UTC)
     return f"{when:%Y-%m-%dT%H:%M:%S}.{nanos % 1_000_000_000:09d}Z"
+
+
+def _has_own_space(pid: int) -> bool:
+    """Whether there is a process space for the children of a process, with a first one in it that others can join."""
+    try:
+        return os.readlink(f"/proc/{pid}/ns/pid_for_children") != HOST_SPACE
+    except FileNotFoundError:  # the space has been made, and nobody is in it yet; or the process has ended
+        return False
 
 
 def _signal(container: Container, number: int) -> None:
