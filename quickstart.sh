@@ -16,7 +16,7 @@ cd "$(dirname "${BASH_SOURCE[0]}")"
 VENV=".venv"
 LOG="$VENV/install.log"
 TIMES=()
-MOST_AGAIN=3
+MOST_AGAIN=5
 
 say() { printf '%s\n' "$*"; }
 

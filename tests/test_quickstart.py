@@ -126,7 +126,7 @@ def test_tests_install_what_they_need_and_pass_options_on(clone):
 
 
 FEW = "tests/test_a.py::test_b tests/test_a.py::test_c[x-1]"
-MANY = " ".join(f"tests/test_a.py::test_{n}" for n in range(4))
+MANY = " ".join(f"tests/test_a.py::test_{n}" for n in range(6))
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ import pty
 import select
 import sys
 import termios
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,8 @@ from aglite.stored import StoredRun
 from aglite.units import UNFINISHED
 
 SHELL = ["/bin/sh", "-c", "if command -v bash >/dev/null; then exec bash; else exec sh; fi"]
+RESIZE_AGAIN_S = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 4.0)
+"""When a size that Docker refused is told again: a command takes it from its beginning, which may be some time away."""
 NOT_THE_AGENTS = (ROLLOUT_ID, MARK)
 """What a process of the agent's is known by: the shell is none, so it is neither counted nor ended as one."""
 
@@ -78,8 +81,14 @@ def in_container(run: RunDir, rollout_id: str) -> int:
             stream._sock.setblocking(True)
 
             def resize(rows: int, columns: int) -> None:
-                with contextlib.suppress(docker.errors.APIError):  # it has just ended
-                    client.exec_resize(id, rows, columns)
+                for wait_s in RESIZE_AGAIN_S:
+                    try:
+                        client.exec_resize(id, rows, columns)
+                        return
+                    except docker.errors.APIError:
+                        if client.exec_inspect(id)["ExitCode"] is not None:  # it has just ended
+                            return
+                        time.sleep(wait_s)  # it has not begun yet
 
             attach(stream.fileno(), resize)
         code = client.exec_inspect(id)["ExitCode"]

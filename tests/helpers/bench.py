@@ -7,6 +7,7 @@ import hashlib
 import os
 import secrets
 import socket
+import sys
 import textwrap
 import time
 from collections.abc import Callable
@@ -141,7 +142,7 @@ class Bench:
     async def __aexit__(self, *_: object) -> None:
         await self.launcher.stop()
         for change in self.changes:  # what a test that fails shows of earlier attempts
-            print({key: value for key, value in change.items() if value not in (None, "", [], {})})
+            print({key: value for key, value in change.items() if value not in (None, "", [], {})}, file=sys.stderr)
         if self._owns_store:
             self.store.close()
         assert self.alive() == []

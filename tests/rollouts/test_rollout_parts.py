@@ -6,6 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 import requests
+from docker.errors import APIError
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -179,6 +180,53 @@ async def test_what_an_engine_tells_a_moment_after_the_end_is_heard(monkeypatch,
     if told:
         engine._others.add(told)
     assert await asyncio.wait_for(end, 60) == ended
+
+
+BUSY = APIError("500", SimpleNamespace(status_code=500, reason="busy", url="x"), "device or resource busy")
+GOING = APIError("409", SimpleNamespace(status_code=409, reason="going", url="x"), "removal is already in progress")
+GONE = APIError("404", SimpleNamespace(status_code=404, reason="gone", url="x"), "no such container")
+AWAY = requests.ConnectionError("connection refused")
+
+
+@pytest.mark.parametrize(
+    ("removals", "is_there", "tries"),
+    [
+        ([None], [], 1),
+        ([GONE], [GONE], 1),
+        ([GOING], [GONE], 1),  # it went by itself
+        ([GOING, None], [None], 2),  # that removal failed, and left it dead
+        ([BUSY, BUSY, GONE], [GONE], 3),
+        ([BUSY] * 4, [], 4),
+        ([GOING] * 4, [None] * 4, 4),
+        ([AWAY], [], 1),  # when the engine is back, its run is swept
+    ],
+)
+async def test_a_container_that_could_not_be_removed_is_removed_again(monkeypatch, removals, is_there, tries):
+    monkeypatch.setattr(engine_module, "REMOVE_AGAIN_S", (0.0, 0.0, 0.0))
+    left, there, asked = list(removals), list(is_there), []
+
+    def answer(answers):
+        if (error := answers.pop(0)) is not None:
+            raise error
+
+    def remove_container(container, *, force, v):
+        asked.append((container, force, v))
+        answer(left)
+
+    engine = engine_module.Engine("run", "supervisor")
+    engine._loop = asyncio.get_running_loop()
+    engine._client = SimpleNamespace(
+        remove_container=remove_container,
+        wait=lambda *_, **__: None,
+        inspect_container=lambda _: answer(there),
+    )
+    fails = removals[-1] in (BUSY, AWAY) or (is_there[-1:] == [None] and removals[-1] is GOING)
+    if fails:
+        with pytest.raises(BackendError, match=r"busy|still there|refused"):
+            await engine.remove("c")
+    else:
+        await engine.remove("c")
+    assert asked == [("c", True, True)] * tries and left == there == []
 
 
 def test_an_engine_that_stops_answering_is_said_with_the_mend(monkeypatch):

@@ -30,6 +30,9 @@ KILLED = 128 + 9
 OTHERS_S = 1.0
 """How long it is awaited what an end by SIGKILL came from: somebody else, or memory that was used up."""
 
+REMOVE_AGAIN_S = (0.5, 2.0, 8.0)
+"""When a container that could not be removed is tried again: what it has mounted may be in use for a moment."""
+
 LABEL_RUN = "aglite.run"
 LABEL_SUPERVISOR = "aglite.supervisor"
 LABEL_ROLE = "aglite.role"
@@ -172,11 +175,25 @@ class Engine:
         """End and delete a container, with its own volumes; one that is gone already is fine."""
         self._ours.add(container)
         self._ends.pop(container, None)
-        if not await self.quietly("remove_container", container, force=True, v=True):
-            # It is going already, as sidecars do by themselves, or gone.
-            await self.quietly("wait", container, timeout=CALL_TIMEOUT_S, condition="removed")
+        for wait_s in (*REMOVE_AGAIN_S, None):
+            try:
+                if await self._is_removed(container):
+                    break
+                raise BackendError(Cause("backend", f"container {container[:12]} is still there"))
+            except BackendError as error:
+                away = error.__cause__ is not None and not is_answer(error.__cause__)
+                if wait_s is None or away:
+                    raise
+                await asyncio.sleep(wait_s)
         self._ours.discard(container)
         self._others.discard(container)
+
+    async def _is_removed(self, container: str) -> bool:
+        if await self.quietly("remove_container", container, force=True, v=True):
+            return True
+        # It is going already, as sidecars do by themselves, or gone. An engine that is ended meanwhile leaves it dead.
+        await self.quietly("wait", container, timeout=CALL_TIMEOUT_S, condition="removed")
+        return not await self.quietly("inspect_container", container)
 
     def ended(self, container: str) -> asyncio.Future[Ended]:
         """Done when the container has ended. Of containers made by `create`."""
@@ -272,6 +289,13 @@ class Engine:
 
         if not self._closed:
             self._loop.call_soon_threadsafe(work, ended)
+
+
+def is_answer(error: BaseException) -> bool:
+    """Whether the engine itself said so."""
+    import docker
+
+    return isinstance(error, docker.errors.APIError)
 
 
 def explain(error: Exception) -> Exception:
