@@ -181,14 +181,16 @@ class VllmServer:
             try:
                 async with asyncio.timeout(PROBE_S):
                     await self.upstream.get_text("/health")
-                unwell, silent_s = 0, 0.0
             except TimeoutError:
-                silent_s += min(time.monotonic() - began, 1 + PROBE_S)
+                pass
             except EngineError as error:
-                silent_s += min(time.monotonic() - began, 1 + PROBE_S)
                 unwell += 1
                 if unwell >= REFUSALS:
                     await self.child.kill(f"the {NAME} is not well: {error.message}")
+            else:
+                unwell, silent_s, self.silent_s = 0, 0.0, 0
+                continue
+            silent_s += min(time.monotonic() - began, 1 + PROBE_S)
             self.silent_s = round(silent_s)
             if self.silent_s >= HEARTBEAT_TIMEOUT_S:
                 await self.child.kill(f"the {NAME} gave no sign of life for {HEARTBEAT_TIMEOUT_S:g} s")

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from aglite.errors import AgliteError, DiskFullError, EngineError
+from aglite.host_memory import free_bytes
 from aglite.paths import MEMORY
 from aglite.worker.io import Connection, error_frame, failed_frame, pack_floats, params_of, tokens_item, unpack_ids
 
@@ -290,8 +291,6 @@ class Worker:
 
 def _check_memory(trainer: Trainer | RayTrainer) -> None:
     """Files in memory are no use where there is none left for them. Raises DiskFullError."""
-    from aglite.host_memory import free_bytes
-
     need, free = trainer.weight_bytes(), free_bytes()
     if need > free:
         raise DiskFullError(f"the weights take {need >> 20} MB, and {free >> 20} MB of memory are left", "free memory")

@@ -175,25 +175,33 @@ class Engine:
         """End and delete a container, with its own volumes; one that is gone already is fine."""
         self._ours.add(container)
         self._ends.pop(container, None)
-        for wait_s in (*REMOVE_AGAIN_S, None):
-            try:
-                if await self._is_removed(container):
-                    break
-                raise BackendError(Cause("backend", f"container {container[:12]} is still there"))
-            except BackendError as error:
-                away = error.__cause__ is not None and not is_answer(error.__cause__)
-                if wait_s is None or away:
-                    raise
-                await asyncio.sleep(wait_s)
+        problem = await self._try_to_remove(container)
+        for wait_s in REMOVE_AGAIN_S:
+            if problem is None:
+                break
+            await asyncio.sleep(wait_s)
+            problem = await self._try_to_remove(container)
+        if problem is not None:
+            raise problem
         self._ours.discard(container)
         self._others.discard(container)
 
-    async def _is_removed(self, container: str) -> bool:
-        if await self.quietly("remove_container", container, force=True, v=True):
-            return True
-        # It is going already, as sidecars do by themselves, or gone. An engine that is ended meanwhile leaves it dead.
-        await self.quietly("wait", container, timeout=CALL_TIMEOUT_S, condition="removed")
-        return not await self.quietly("inspect_container", container)
+    async def _try_to_remove(self, container: str) -> BackendError | None:
+        """Why a container is still there; None when it is gone. Raises BackendError if the engine does not answer."""
+        import docker
+
+        try:
+            if await self.quietly("remove_container", container, force=True, v=True):
+                return None
+            # It is going already, as sidecars do by themselves, or gone. An engine that ends meanwhile leaves it dead.
+            await self.quietly("wait", container, timeout=CALL_TIMEOUT_S, condition="removed")
+            if not await self.quietly("inspect_container", container):
+                return None
+        except BackendError as error:
+            if not isinstance(error.__cause__, docker.errors.APIError):
+                raise
+            return error
+        return BackendError(Cause("backend", f"container {container[:12]} is still there"))
 
     def ended(self, container: str) -> asyncio.Future[Ended]:
         """Done when the container has ended. Of containers made by `create`."""
@@ -289,13 +297,6 @@ class Engine:
 
         if not self._closed:
             self._loop.call_soon_threadsafe(work, ended)
-
-
-def is_answer(error: BaseException) -> bool:
-    """Whether the engine itself said so."""
-    import docker
-
-    return isinstance(error, docker.errors.APIError)
 
 
 def explain(error: Exception) -> Exception:
